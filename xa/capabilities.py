@@ -1,7 +1,7 @@
 """Optional capabilities of a resource manager. Each is a method, some of them, or an attribute: an instance offers the
 capability if and only if it has them. A caller that never uses one is right, too.
 
-`xa.diagnosis`, `xa.holdings` and `xa.deciding_resource` have others, with what they tell.
+`xa.diagnosis`, `xa.holdings`, `xa.outcome_notes` and `xa.deciding_resource` have others, with what they tell.
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ from sqlalchemy.exc import OperationalError
 from rm_db.address import POSTGRES_SCHEMES, Address
 from rm_db.postgres.libpq import LibpqConnection
 from rm_db.postgres.prepared_transactions import PreparedTransactions
+from rm_db.postgres.transaction_outcomes import NOTING, TransactionOutcomes
 from rm_db.server.database import ServerDatabase
 from rm_db.server.pending import OutstandingSteps
-from rm_db.server.steps import understood
+from rm_db.server.steps import ConnectionLost, understood
 from xa import Code, xa_error
 from xa.sql.psycopg_connection import BoundedConnection
 
@@ -42,10 +43,11 @@ RESET: Final = (
     b"SELECT pg_advisory_unlock_all();DISCARD TEMP;DISCARD SEQUENCES"
 )
 """DISCARD ALL without the prepared statements and plans, which are worth keeping."""
-RESET_PREPARED: Final = (
-    b"RESET SESSION AUTHORIZATION;RESET ROLE;RESET ALL;SELECT pg_advisory_unlock_all();DISCARD SEQUENCES"
-)
-"""The same behind PREPARE TRANSACTION, which refuses held cursors, temporary tables and LISTEN: there are none."""
+RESET_NOTED: Final = b"RESET SESSION AUTHORIZATION;RESET ROLE;RESET ALL;DISCARD SEQUENCES"
+"""The same behind PREPARE TRANSACTION, which refuses held cursors, temporary tables and LISTEN: there are none.
+NOTING has freed the advisory locks before."""
+RESET_PREPARED: Final = RESET_NOTED + b";SELECT pg_advisory_unlock_all()"
+"""The same without NOTING."""
 
 _PROBE: Final = (
     b"SELECT current_setting('server_version_num'), current_setting('max_prepared_transactions'),"
@@ -81,9 +83,12 @@ class EndCommands:
         """`command`, which ends a transaction, followed by the reset."""
         return command + b";" + RESET if self.reset else command
 
-    def preparing(self, gid: bytes) -> bytes:
-        """PREPARE TRANSACTION, followed by the reset."""
+    def preparing(self, gid: bytes, *, noting: bool) -> bytes:
+        """PREPARE TRANSACTION, followed by the reset. With `noting`, which nobody asks for behind a transaction pooler,
+        the id of the transaction is told first."""
         command = b"PREPARE TRANSACTION '" + gid + b"'"
+        if noting:
+            return NOTING + command + b";" + RESET_NOTED
         return command + b";" + RESET_PREPARED if self.reset else command
 
     def durable_commit(self, insertion: bytes) -> bytes:
@@ -93,15 +98,18 @@ class EndCommands:
 
 
 class PostgresDatabase(ServerDatabase[LibpqConnection, Facts]):
-    """One database of PostgreSQL. `end_commands` are known after `probe`."""
+    """One database of PostgreSQL. `end_commands` are known after `probe`. With `notes` it takes notes of the branches
+    that are prepared there."""
 
     prepared: PreparedTransactions
     end_commands: EndCommands
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, *, notes: bool = False) -> None:
+        self._notes = notes and not address.pooled
         self._conninfo = conninfo(address)
         super().__init__(address, "postgresql+psycopg", OutstandingSteps(address.reply_s))
         self.prepared = PreparedTransactions(self)
+        self.outcomes = TransactionOutcomes(self)
 
     def probe(self) -> Facts:
         """As everywhere; XAER_RMERR: it can be used neither to prepare nor to decide."""
@@ -165,9 +173,18 @@ class PostgresDatabase(ServerDatabase[LibpqConnection, Facts]):
 
     def _connect(self) -> LibpqConnection:
         try:
-            return LibpqConnection(self.connect(), self.address.reply_s)
+            connection = LibpqConnection(self.connect(), self.address.reply_s)
         except psycopg.Error as error:
             raise unconnected(str(error).strip()) from None
+        if self._notes:
+            try:
+                connection.place = self.outstanding.run(self.outcomes.place_of(connection))
+            except BaseException as raised:
+                connection.close()
+                if isinstance(raised, ConnectionLost):
+                    raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {raised}") from None
+                raise
+        return connection
 
 
 def connect(open_string: str, *, autocommit: bool = False) -> BoundedConnection:

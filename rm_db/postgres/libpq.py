@@ -63,7 +63,7 @@ class Reply(NamedTuple):
 class LibpqConnection(ServerConnection):
     """One connection."""
 
-    __slots__ = ("_poller", "_psycopg", "_readable", "_writable", "pgconn")
+    __slots__ = ("_poller", "_psycopg", "_readable", "_writable", "pgconn", "place")
 
     def __init__(self, connection: psycopg.Connection[Any], reply_s: float) -> None:
         super().__init__(reply_s)
@@ -72,6 +72,8 @@ class LibpqConnection(ServerConnection):
         self._poller = select.poll()
         self._poller.register(self.pgconn.socket, select.POLLIN)
         self._readable = Wait(self, select.POLLIN)
+        self.place = b""
+        """The server and its timeline, where notes of outcomes are wanted (`rm_db.postgres.transaction_outcomes`)."""
         self._writable = Wait(self, select.POLLIN | select.POLLOUT)
 
     @property

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from rm_db.postgres.gid import decode_gid, encode_gid
 from rm_db.postgres.holdings import LOCKED, REPORT, read_locks, read_report
+from rm_db.postgres.transaction_outcomes import NOTING
 from rm_db.server.steps import Failure, Steps, understood
 from rm_db.sqlstate import (
     COMMIT_PREPARED,
@@ -53,7 +54,8 @@ SELECT {gid}, p.database, p.owner, to_char(p.prepared AT TIME ZONE 'UTC', 'YYYY-
 _BEING_PREPARED: Final = """
 SELECT pg_terminate_backend(pid), pg_sleep(0.05) FROM pg_stat_activity
  WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'active'
-   AND starts_with(query, 'PREPARE TRANSACTION ''{gid}''')
+   AND (starts_with(query, 'PREPARE TRANSACTION ''{gid}''')
+        OR starts_with(query, '{noting}PREPARE TRANSACTION ''{gid}'''))
 """
 _COMPLETION: Final = {
     "commit": (b"COMMIT PREPARED", COMMIT_PREPARED),
@@ -147,7 +149,7 @@ class PreparedTransactions:
     def _end_of_preparation(self, connection: LibpqConnection, xid: Xid) -> Steps[bool]:
         """The server may be about to prepare the branch for a connection that was given up: terminates the process
         that does, and waits for its end; whether there was one."""
-        query = _BEING_PREPARED.format(gid=xid).encode("ascii")
+        query = _BEING_PREPARED.format(gid=xid, noting=NOTING.decode("ascii")).encode("ascii")
         for tries in range(_TRIES):
             reply = yield from connection.exchange(query)
             if reply.failure is not None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rm_db.postgres.prepared_transactions import PreparedTransaction
     from xa import Registrar, Xid
     from xa.diagnosis import Diagnosis
+    from xa.outcome_notes import BranchOutcome
 
 logger = logging.getLogger("xabridge.rm_db")
 
@@ -30,7 +31,7 @@ class PostgresDriver(TwoPhaseDriver[PostgresTransaction, PostgresDatabase]):
     name = "xabridge PostgreSQL"
 
     def _make(self, address: Address) -> PostgresDatabase:
-        return PostgresDatabase(address)
+        return PostgresDatabase(address, notes=True)
 
     def _probe(self, database: PostgresDatabase) -> None:
         _check_prepares(database.probe(), database.address)
@@ -61,6 +62,15 @@ class PostgresResource(TwoPhaseResource[PostgresTransaction, PostgresDatabase]):
             rmid,
             lambda: database.outstanding.run(database.prepared.listed(everybodys=everybodys)),
         )
+
+    def outcome_note(self, xid: Xid, rmid: int) -> bytes:
+        del rmid
+        database = self._database_driver.database
+        return b"" if database is None else database.outcomes.notes.pop(xid, b"")
+
+    def outcomes(self, notes: Sequence[bytes], rmid: int) -> Sequence[BranchOutcome]:
+        database = self._database_driver.opened
+        return self.call("outcomes", rmid, lambda: database.outstanding.run(database.outcomes.told(notes)))
 
     def diagnose(self, open_string: str) -> Diagnosis:
         return diagnose_postgres(open_string, two_phase=True)

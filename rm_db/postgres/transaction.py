@@ -63,6 +63,7 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
         wait: bool,
     ) -> None:
         self._end_commands = database.end_commands
+        self._outcomes = database.outcomes
         self.refused: Failure | None = None
         super().__init__(xid, database, make_session, wait=wait)
 
@@ -124,12 +125,17 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
         raise self._rolled_back(reply.failure or _FAILED_BEFORE)
 
     def _vote(self, connection: LibpqConnection) -> Steps[Code]:
+        place = connection.place
+        commands = self._end_commands.preparing(encode_gid(self.xid), noting=bool(place))
         try:
-            reply = yield from connection.exchange(self._end_commands.preparing(encode_gid(self.xid)))
+            reply = yield from connection.exchange(commands)
             # the command tag is the vote: a transaction that had failed answers ROLLBACK, with success
-            prepared = connection.took_effect(reply, 0, b"PREPARE TRANSACTION")
+            prepared = connection.took_effect(reply, 1 if place else 0, b"PREPARE TRANSACTION")
         except ConnectionLost as lost:
             raise self._lost_while("prepared", lost) from None
+
+        if prepared and place:
+            self._outcomes.add(self.xid, place, reply)
         self._leave(connection, reply, ended=prepared)
         if prepared:
             return Code.XA_OK

@@ -20,6 +20,7 @@ from tm.sequences import Sequences
 from tm.two_phase.ports import Ports
 from tm.two_phase.return_codes import Verb
 from xa import HEURISTIC_CODES, Code, Gtrid, XaError, xa_error
+from xa.outcome_notes import BranchOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -167,6 +168,53 @@ class _AtWorkReadBeforeTheScan(Bent["RecoveryPorts"]):
         return live, self.first[1], now
 
 
+# --- what an operator does by hand --------------------------------------------------------------------------
+class _OutcomesAreIgnored(Bent[Any]):
+    """What is not there any more was finished before."""
+
+    async def outcomes(self, branches: tuple[Branch, ...]) -> list[BranchOutcome]:
+        return [BranchOutcome.UNKNOWN] * len(branches)
+
+
+class _NotesAreLost(Bent[Ports]):
+    async def with_notes(self, branches: tuple[Branch, ...]) -> tuple[Branch, ...]:
+        return branches
+
+
+class _EndedInSilence(Bent["RecoveryPorts"]):
+    """A decision of which no branch was found is taken for one that has ended."""
+
+    found: frozenset[bytes]
+
+    async def scan(self) -> Scanned:
+        scanned = await self.ports.scan()
+        self.found = frozenset(xid.gtrid for xids in scanned.values() if not isinstance(xids, XaError) for xid in xids)
+        return scanned
+
+    async def read_live(self) -> Live:
+        live, at_work, now = await self.ports.read_live()
+        return live, at_work, replace(now, logged=self._kept(now.logged), by_decider={})
+
+    def _kept(self, decisions: Any) -> Any:
+        return {gtrid: decision for gtrid, decision in decisions.items() if gtrid in self.found}
+
+
+class _EndedBeforeItIsNoted(Bent["RecoveryPorts"]):
+    decided: Decisions
+
+    async def read_decisions(self) -> Decisions:
+        self.decided = await self.ports.read_decisions()
+        return self.decided
+
+    async def outcomes(self, branches: tuple[Branch, ...]) -> list[Any]:
+        outcomes = await self.ports.outcomes(branches)
+        for branch in branches:
+            decision = self.decided.logged.get(branch.xid.gtrid)
+            if decision is not None:
+                await self.ports.end(decision)
+        return outcomes
+
+
 # --- what is somebody else's ----------------------------------------------------------------------------------
 class _EndsWhatIsOthers(Ownership):
     """A former fault: what is decided and has no branch that this pass may resolve is ended, whosever it is."""
@@ -292,4 +340,13 @@ MUTANTS = (
     Mutant("recovery presumes about what was over", recovery_through=without(read_floors={})),
     Mutant("recovery reads what is over behind the scan", recovery_through=_FloorsReadBehindTheScan),
     Mutant("what another process has finished is a hazard", without(is_held=True), seed=7879),
+)
+
+MUTANTS_OF_HANDS = (
+    Mutant("recovery ends a decision in silence", recovery_through=_EndedInSilence, hands=True),
+    Mutant("recovery ignores outcomes", recovery_through=_OutcomesAreIgnored, hands=True),
+    Mutant("the commit ignores outcomes", _OutcomesAreIgnored, hands=True),
+    Mutant("notes are lost", _NotesAreLost, hands=True),
+    Mutant("recovery does not note what it was told", recovery_through=without(note=None), hands=True),
+    Mutant("recovery ends a decision before it notes", recovery_through=_EndedBeforeItIsNoted, hands=True),
 )

@@ -48,10 +48,16 @@ class Simulation:
         assert not made.violations(), f"seed {seed}: {made.violations()}\n{settings}\n" + "\n".join(made.trace)
 
 
+def _with_mutant(usual: world.Mutant, seed: int, mutant: world.Mutant | None = None) -> world.World:
+    return world.World(seed, mutant or usual)
+
+
 LEAVING = world.Mutant("none", leaving=True)
+HANDS = world.Mutant("none", hands=True)
 SIMULATIONS = {
     "transactions": Simulation(world.World, mutants.MUTANTS, 80, 1_000),
     "transactions that leave answers": Simulation(partial(world.World, mutant=LEAVING), (), 40, 500),
+    "transactions with an operator": Simulation(partial(_with_mutant, HANDS), mutants.MUTANTS_OF_HANDS, 80, 1_000),
     "consumers": Simulation(consumers.World, consumer_mutants.MUTANTS, 20, 200),
     "pipelines": Simulation(pipeline_world.World, pipeline_mutants.MUTANTS, 8, 100),
 }

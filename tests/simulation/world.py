@@ -1,6 +1,8 @@
 """This module is a seeded world: resource managers, logs, manager processes that run transactions and recovery passes,
 and faults.
 
+An operator may complete any branch by hand, at any moment.
+
 There is one node or there are two, over the same resource managers; each has a log of its own, or they share a resource
 that decides. A node may have two processes: at the same time if a resource decides, one after the other if its log is
 in a database. Processes are killed, or stop for a while and go on; an older copy may replace a log, or the data of a
@@ -31,7 +33,7 @@ from tm.recovery.recovery_pass import recover
 from tm.recovery.report import Action
 from tm.sequences import Sequences
 from tm.two_phase.commit import TwoPhaseCommit
-from tm.two_phase.ports import Asked
+from tm.two_phase.ports import Asked, code_of
 from tm.two_phase.return_codes import Verb
 from xa import (
     FORMAT_ID,
@@ -51,11 +53,13 @@ from xa import (
 )
 from xa.coroutines import suspension
 from xa.machine import RESULT_OF
+from xa.outcome_notes import BranchOutcome
 from xa.state_tables import BRANCH, BranchState, BranchVerb
 from xabridge.testing.reference import (
     DecidingStore,
     Fate,
     KeyLocked,
+    NotingResource,
     ReferenceDecider,
     ReferenceResource,
     ReferenceStore,
@@ -154,7 +158,8 @@ class Process:
         self.log = SimulatedLog(world.disks[node], node, self.incarnation)
         self.clients: dict[str, ReferenceResource] = {}
         for name, store in world.stores.items():
-            kind = ReferenceDecider if isinstance(store, DecidingStore) else ReferenceResource
+            noting = NotingResource if store.tells_outcomes else ReferenceResource
+            kind = ReferenceDecider if isinstance(store, DecidingStore) else noting
             self.clients[name] = kind(store)  # type: ignore[arg-type]  # a decider's store for a decider
 
         self.live: set[bytes] = set()
@@ -204,6 +209,27 @@ class WorldPorts:
         self._trace(asked.verb, asked.branches, answers)
         return answers
 
+    async def with_notes(self, branches: tuple[Branch, ...]) -> tuple[Branch, ...]:
+        return tuple(Branch(branch.resource, branch.xid, self._note(branch)) for branch in branches)
+
+    def _note(self, branch: Branch) -> bytes:
+        client = self.process.clients[branch.resource]
+        return client.outcome_note(branch.xid, 1) if isinstance(client, NotingResource) else b""
+
+    async def outcomes(self, branches: tuple[Branch, ...]) -> list[BranchOutcome | XaError]:
+        await suspension()
+        told: list[BranchOutcome | XaError] = []
+        for branch in branches:
+            self.world.mischief("outcomes", branch, 0)
+            answer = self._outcome(branch) if branch.note else BranchOutcome.UNKNOWN
+            self.world.stores[branch.resource].script.clear()
+            told.append(answer)
+        return told
+
+    def _outcome(self, branch: Branch) -> BranchOutcome | XaError:
+        answer = self.called(branch.resource, lambda client: client.outcomes([branch.note], 1))
+        return answer if isinstance(answer, XaError) else answer[0]
+
     async def force(self, decision: Decision) -> LogError | None:
         await suspension()
         return _refusal(lambda: self.process.log.decide(decision))
@@ -234,10 +260,15 @@ class WorldPorts:
 
     async def is_held(self, gtrid: bytes, decider: str | None) -> bool:
         await suspension()
+        lease = self.process.lease
         if decider is None:
-            return self.process.log.held()
-        assert self.process.lease is not None
-        return self.process.lease.held(Gtrid.decode(gtrid).sequence)
+            held = self.process.log.held()
+        else:
+            assert lease is not None
+            held = lease.held(Gtrid.decode(gtrid).sequence)
+        if not held:
+            self.world.unheld.add(gtrid)
+        return held
 
     async def read_floors(self) -> Floors:
         """Right before the decisions: a crash in between changes nothing."""
@@ -356,6 +387,8 @@ class WorldPorts:
     def _trace(self, verb: Verb, branches: tuple[Branch, ...], answers: list[Any]) -> None:
         for branch, answer in zip(branches, answers, strict=True):
             shown = answer.code.name if isinstance(answer, XaError) else answer.name
+            if _ROUTINE[verb] == "commit" and answer is not Code.XA_OK and code_of(answer) is not Code.XAER_NOTA:
+                self.world.unanswered.add((branch.xid.gtrid, branch.resource))
             self.world.trace.append(f"{_ROUTINE[verb]} {named(branch.xid.gtrid)} {branch.resource}: {shown}")
 
     def _at_work(self) -> dict[str, Any]:
@@ -384,6 +417,8 @@ class Mutant:
     idea of what is whose. Without `leasing` no process takes a lease, with `counting` incarnations are counted. With
     `leaving`, which is no mistake, every commit leaves the answers of one resource.
 
+    With `hands`, which is none either, an operator completes branches by hand.
+
     `seed` is a schedule in which it was seen, where the first of those comes late: the search begins with it.
     """
 
@@ -395,6 +430,7 @@ class Mutant:
     counting: bool = False
     leaving: bool = False
     sequences: type[Sequences] = Sequences
+    hands: bool = False
     seed: int = 0
 
     async def recovery(self, ports: RecoveryPorts, ownership: Ownership) -> Report:
@@ -411,6 +447,8 @@ class World:
     def __init__(self, seed: int, mutant: Mutant = RIGHT) -> None:
         self.random = Random(seed)
         self.mutant = mutant
+        self.operator = Random(f"{seed}, by hand")
+        """Draws on its own, so that the schedules without an operator stay as they are."""
         self.decider_mode = self.random.random() < 0.3
         self.fault_rate = self.random.choice((0.0, 0.02, 0.1, 0.25))
         self.crash_rate = self.random.choice((0.0, 0.01, 0.04, 0.1))
@@ -440,7 +478,8 @@ class World:
         self.stores: dict[str, ReferenceStore] = {}
         for index in range(self.random.choice((2, 2, 3))):
             name = f"rm{index}"
-            self.stores[name] = ReferenceStore(name, read_only_votes=True)
+            tells = mutant.hands and self.operator.random() < 0.5
+            self.stores[name] = ReferenceStore(name, read_only_votes=True, tells_outcomes=tells)
         if self.decider_mode:
             self.stores["decider"] = DecidingStore("decider", decider_id=DECIDER_ID)
             self.stores["decider"].clock = self.clock
@@ -468,6 +507,18 @@ class World:
         self.processes = [Process(self, node) for node in self.nodes]
         self.activities: list[tuple[Process, Coroutine[None, None, None]]] = []
         self.healing = False
+        self.hand_rate = self.operator.choice((0.02, 0.1)) if mutant.hands else 0.0
+        self.by_hand: dict[bytes, list[tuple[str, bool]]] = {}
+        """By gtrid: the branches that the operator has completed, and whether he has committed them."""
+        self.unanswered: set[tuple[bytes, str]] = set()
+        """Commits with no answer, or one that they were not done: when the branch is not known at the next try, a
+        resource that remembers nothing can't tell whether the first one has arrived."""
+        self.unheld: set[bytes] = set()
+        """Transactions whose branches another process of the node may have committed meanwhile: neither is it known
+        then whether it has."""
+        self.decided_there: set[bytes] = set()
+        self.missed: set[tuple[bytes, str]] = set()
+        """Branches of which a recovery pass has told that they are not there any more."""
 
     def clock(self) -> float:
         """The time in seconds; a lease lasts for LEASE_STEPS steps."""
@@ -517,6 +568,12 @@ class World:
             activity.send(None)
         except StopIteration:
             self.activities.pop(index)
+        self._see_decisions()
+
+    def _see_decisions(self) -> None:
+        for store in self.stores.values():
+            if isinstance(store, DecidingStore):
+                self.decided_there.update(store.decided)
 
     def _runs(self, process: Process) -> bool:
         return self.now >= process.stopped_until
@@ -531,6 +588,8 @@ class World:
             process.renew_at = self.now + 3
 
     def _misfortune(self) -> None:
+        if self.hand_rate and self.operator.random() < self.hand_rate:
+            self._complete_by_hand()
         if self.random.random() < self.crash_rate:
             self._crash(self.random.choice(self.processes))
         if self.random.random() < self.stop_rate:
@@ -662,6 +721,20 @@ class World:
                 self.interfered = True
                 store.complete_heuristically(prepared[0], code)
                 self.on_their_own.add(prepared[0].gtrid)
+
+    def _complete_by_hand(self) -> None:
+        store = self.operator.choice(list(self.stores.values()))
+        prepared = [xid for xid, state in store.branches.items() if state is BranchState.S3]
+        if prepared and not isinstance(store, DecidingStore):
+            xid = self.operator.choice(prepared)
+            commit = self.operator.random() < 0.5
+            self.trace.append(f"{store.name}: by hand {'committed' if commit else 'rolled back'} {named(xid.gtrid)}")
+            self.disturbances += 1
+            self.interfered = True
+            store.complete_by_hand(xid, commit=commit)
+            self.finished_before.pop(xid, None)
+            self.on_their_own.add(xid.gtrid)
+            self.by_hand.setdefault(xid.gtrid, []).append((store.name, commit))
 
     def _deliver(self, store: ReferenceStore) -> None:
         if self.random.random() < 0.7:
@@ -838,6 +911,8 @@ class World:
             self.trace.append(f"recovery: {named(finding.branch.xid.gtrid)} {finding.branch.resource} {finding.action}")
             if finding.action is Action.HEURISTIC:
                 self.reported.add(finding.branch.xid.gtrid)
+            elif finding.action is Action.NOT_THERE:
+                self.missed.add((finding.branch.xid.gtrid, finding.branch.resource))
 
     # --- the checker ------------------------------------------------------------------------------------------
 
@@ -846,7 +921,7 @@ class World:
         found = list(self.false_claims)
         for gtrid, names in self.wrote.items():
             if gtrid not in self.excused:
-                found += self._violations_of(gtrid, names)
+                found += self._untold(gtrid) if gtrid in self.by_hand else self._violations_of(gtrid, names)
         found += [
             f"{name}: {named(xid.gtrid)} was finished before, and recovery has presumed its outcome"
             for xid, name in self.finished_before.items()
@@ -906,6 +981,24 @@ class World:
         if any(gtrid in disk.ever_decided for disk in self.disks.values()) and not committed:
             return [f"{who}: decided in the log, but nothing is committed"]
         return []
+
+    def _untold(self, gtrid: bytes) -> list[str]:
+        """The law about what an operator has completed by hand: it agrees with the decision, or it is told, as far as
+        the resource can know. Of what was not decided nothing can be told."""
+        if Gtrid.decode(gtrid).node in self.replaced:
+            return []  # the decision may be lost with the log
+        if gtrid not in self.decided_there and not any(gtrid in disk.ever_decided for disk in self.disks.values()):
+            return []
+        noted = any(branch.xid.gtrid == gtrid for disk in self.disks.values() for branch in disk.heuristics)
+        found = []
+        for name, committed in self.by_hand[gtrid]:
+            if committed or noted or gtrid in self.reported:
+                continue
+            if self.stores[name].tells_outcomes:
+                found.append(f"{named(gtrid)}: rolled back by hand on {name}, which knows, and no heuristic reported")
+            elif (gtrid, name) not in self.missed | self.unanswered and gtrid not in self.unheld:
+                found.append(f"{named(gtrid)}: rolled back by hand on {name}, and nobody was told")
+        return found
 
     def _is_false_alarm(self, outcome: Outcome) -> bool:
         """Whether it tells of damage where nobody did anything on his own, or of no commit where every transaction

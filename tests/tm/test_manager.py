@@ -167,8 +167,9 @@ def test_the_unknown_outcome_names_who_is_missing_and_recovery_finishes_it(
     assert outcome_of(told.value).decided is True
     assert shop.clock.slept == [0.01, 0.1]
     report = shop.tm.recover()
-    (finding,) = report.findings
+    finding, other = report.findings
     assert (finding.branch.xid, finding.action) == (xid, Action.COMMITTED)
+    assert (other.branch.resource, other.action) == ("a", Action.NOT_THERE)
     assert report.ended == [tx.gtrid]
     assert f"xid {xid}" in caplog.text
     shop.assert_ended(1)

@@ -6,7 +6,7 @@ back. The exact xids stand in the decision; nothing is rebuilt from configuratio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from xa.secrets import masked
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A branch, and the configured name of the resource manager that has it."""
+    """A branch, and the configured name of the resource manager that has it. `note` is what the resource manager gave
+    with its vote to tell the branch's outcome by later (`xa.outcome_notes`), in a decision; it is no part of what the
+    branch is."""
 
     resource: str
     xid: Xid
+    note: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 Layout, integers big-endian:
 
-    version    1 octet, 1
+    version    1 octet, 2
     count      2 octets
-    branches   each as in the records of a decision log (`tm.log.records`), with its whole xid
+    branches   each as in the records of a decision log (`tm.log.records`), with its whole xid and its note
     crc32      4 octets over all before
 
 Octets are a record if and only if they have this layout, end with the checksum, and every xid is valid.
@@ -16,21 +16,21 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from tm.log.records import branch_key, decode_branch
+from tm.log.records import decode_noted_branch, noted_branch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tm.log import Branch
 
-VERSION: Final = 1
+VERSION: Final = 2
 _HEAD: Final = struct.Struct(">BH")
 _CRC: Final = struct.Struct(">I")
 
 
 def encode_branches(branches: Sequence[Branch]) -> bytes:
     """The record for `branches`."""
-    body = _HEAD.pack(VERSION, len(branches)) + b"".join(map(branch_key, branches))
+    body = _HEAD.pack(VERSION, len(branches)) + b"".join(map(noted_branch, branches))
     return body + _CRC.pack(zlib.crc32(body))
 
 
@@ -49,7 +49,7 @@ def decode_branches(record: bytes) -> tuple[Branch, ...]:
     at = _HEAD.size
     for _ in range(count):
         try:
-            branch, at = decode_branch(body, at)
+            branch, at = decode_noted_branch(body, at)
         except (IndexError, struct.error):
             raise ValueError("the decision record ends inside a branch") from None
         branches.append(branch)

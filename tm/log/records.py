@@ -4,7 +4,7 @@ A record is one octet for its kind and a body; integers are big-endian, texts UT
 for the length and so many octets:
 
     1 DECISION            short gtrid, branch count (2), and for each branch
-                          short resource, format id (4), short gtrid, short bqual;
+                          short resource, format id (4), short gtrid, short bqual, short note;
                           a branch's gtrid of length 0 stands for the decision's
     2 END                 short gtrid
     3 HEURISTIC           XA code (1), short resource, format id (4), short gtrid, short bqual
@@ -30,6 +30,7 @@ from tm.log.contract import Branch, Decision, Heuristic
 from tm.log.incarnations import Standing
 from xa import HEURISTIC_CODES, Code, Xid
 from xa.gtrid import INCARNATION_SIZE
+from xa.outcome_notes import MAX_NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,6 +102,7 @@ def encode_decision(decision: Decision) -> bytes:
             parts.append(_own_branch(branch.resource, xid.format_id, xid.bqual))
         else:
             parts.append(_branch(branch.resource, xid, xid.gtrid))
+        parts.append(_note(branch))
     return b"".join(parts)
 
 
@@ -134,6 +136,18 @@ def encode_floor(incarnation: bytes, sequence: int) -> bytes:
 def branch_key(branch: Branch) -> bytes:
     """A branch with its whole xid, as octets that tell it from every other."""
     return _branch(branch.resource, branch.xid, branch.xid.gtrid)
+
+
+def noted_branch(branch: Branch) -> bytes:
+    """A branch with its whole xid and its note, for `decode_noted_branch`."""
+    return branch_key(branch) + _note(branch)
+
+
+def _note(branch: Branch) -> bytes:
+    note = branch.note
+    if len(note) > MAX_NOTE:
+        raise ValueError(f"the note of {branch.xid} on {branch.resource} has more than {MAX_NOTE} octets")
+    return b"%c%b" % (len(note), note)
 
 
 def _branch(resource: str, xid: Xid, gtrid: bytes) -> bytes:
@@ -226,9 +240,18 @@ def _decision(octets: bytes, at: int) -> tuple[Decision, int]:
     at += _COUNT.size
     branches = []
     for _ in range(count):
-        branch, at = decode_branch(octets, at, gtrid)
+        branch, at = decode_noted_branch(octets, at, gtrid)
         branches.append(branch)
     return Decision(gtrid, tuple(branches)), at
+
+
+def decode_noted_branch(octets: bytes, at: int, default_gtrid: bytes = b"") -> tuple[Branch, int]:
+    """As `decode_branch`, with the note behind it."""
+    branch, at = decode_branch(octets, at, default_gtrid)
+    note, at = _short(octets, at)
+    if len(note) > MAX_NOTE:
+        raise ValueError(f"a note of {len(note)} octets")
+    return Branch(branch.resource, branch.xid, note), at
 
 
 def decode_branch(octets: bytes, at: int, default_gtrid: bytes = b"") -> tuple[Branch, int]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tm.two_phase.ports import Answer, Ports
     from tm.two_phase.return_codes import Verb
     from xa import NotedIncarnation
+    from xa.outcome_notes import BranchOutcome
 
 PAGE: Final = 1000
 
@@ -92,6 +93,9 @@ class BlockingRecoveryPorts:
         if self._progress is not None:
             self._progress.asks(verb, len(branches))
         return await self._ports.ask(verb, branches, flags)
+
+    async def outcomes(self, branches: tuple[Branch, ...]) -> list[BranchOutcome | XaError]:
+        return await self._ports.outcomes(branches)
 
     async def note(self, heuristic: Heuristic) -> LogError | None:
         return await self._ports.note(heuristic)

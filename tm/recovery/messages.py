@@ -31,6 +31,7 @@ LEVELS: Final = {
     Action.STRANDED: logging.WARNING,
     Action.LEFT_ALONE: logging.DEBUG,
     Action.GONE: logging.DEBUG,
+    Action.NOT_THERE: logging.INFO,
 }
 LASTING: Final = Action.PENDING, Action.STRANDED, Action.HEURISTIC
 """A problem that every pass finds again, until it is over."""

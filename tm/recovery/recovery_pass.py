@@ -12,6 +12,10 @@
     branches is left. Resources that an operator has declared gone for this decision are exempt. A branch whose
     resource is not configured any more, and that this pass has found (by its xid) and finished under another name,
     is not left. A branch that was not found anywhere may be left, because its resource manager was not asked.
+ 6. Before that, look at the branches of such a decision that were not found at all. Usually they were committed before
+    a crash; but somebody may have completed them by hand. Each is reported. A resource manager that has given a note
+    of the branch with its vote is asked for the outcome: what was rolled back goes against the decision, and is noted
+    as a heuristic outcome before the decision ends. Step 4 does the same with a branch that has gone since the scan.
 
 Decisions and branches that are not ours are neither ended nor counted as undone. What a pass can't do stays as it is,
 and is named in its report. Passes may run concurrently with transactions and with each other; a branch that another
@@ -30,6 +34,7 @@ from tm.recovery.report import Action, Finding, Report
 from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, Gtrid, XaError
+from xa.outcome_notes import BranchOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,7 +53,7 @@ _THIS_NODES: Final = frozenset({Claim.OURS, Claim.UNKNOWN})
 _STRANDED: Final = frozenset({Claim.ELSEWHERE, Claim.FINISHED})
 """The branches of this node that no pass here resolves."""
 
-_FINISHED: Final = frozenset({Action.COMMITTED, Action.HEURISTIC, Action.FORGOTTEN})
+_FINISHED: Final = frozenset({Action.COMMITTED, Action.HEURISTIC, Action.FORGOTTEN, Action.NOT_THERE})
 """The actions after which a branch of a decision needs no further command."""
 
 _DONE: Final = {Verb.COMMIT_AGAIN: Action.COMMITTED, Verb.ROLLBACK: Action.ROLLED_BACK}
@@ -56,6 +61,8 @@ _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Mean
 
 
 _NOTED: Final = "it waits to be forgotten (`xabridge recover forget`)"
+_BEFORE: Final = "finished before, or by hand"
+_SINCE_THE_SCAN: Final = "finished since the scan, by another process or by hand"
 
 Gone: TypeAlias = "Mapping[bytes, frozenset[str]]"
 """gtrid → the names, not configured any more, of resources whose branches of it an operator has taken care of."""
@@ -95,9 +102,24 @@ async def recover(ports: RecoveryPorts, ownership: Ownership, gone: Gone = Mappi
         for name in _absent(decision, scanned, finished):
             if name not in gone.get(decision.gtrid, ()):
                 report.unreachable[name] = "not configured any more, but a decision names a branch there"
-    left = {finding.branch.xid for finding in report.findings if finding.action is Action.PENDING}
-    for decider, decision, claim in owned:
-        if claim is Claim.OURS and _is_over(decision, live, scanned, left, finished, gone):
+    left = _left(report)
+    over = {
+        decision.gtrid
+        for _, decision, claim in owned
+        if claim is Claim.OURS and _is_over(decision, live, scanned, left, finished, gone)
+    }
+    met = {branch.xid for branch in found} | now.heuristics.keys()
+    missing = [
+        (branch, _BEFORE)
+        for _, decision, _ in owned
+        if decision.gtrid in over and now.find(decision.gtrid) is not None  # or it has ended since it was read
+        for branch in decision.branches
+        if branch.xid not in met and branch.resource not in gone.get(decision.gtrid, ())
+    ]
+    await _look_after(ports, missing, report)
+    left = _left(report)
+    for decider, decision, _ in owned:
+        if decision.gtrid in over and all(branch.xid not in left for branch in decision.branches):
             await ports.end(decision, decider)
             report.ended.append(decision.gtrid)
         elif decision.gtrid not in live and now.find(decision.gtrid) is not None:
@@ -116,10 +138,15 @@ def _not_listed(report: Report, noted: Mapping[Xid, Heuristic], live: frozenset[
     return [Finding(branch, Action.HEURISTIC, _NOTED) for branch in unlisted]
 
 
+def _left(report: Report) -> set[Xid]:
+    """The branches for which something is still to be done."""
+    return {finding.branch.xid for finding in report.findings if finding.action is Action.PENDING}
+
+
 def _finished(report: Report, noted: Mapping[Xid, Heuristic]) -> set[Xid]:
     """The branches that were found, under whatever name, and that nothing is left to be told to."""
     done = {finding.branch.xid for finding in report.findings if finding.action in _FINISHED}
-    left = {finding.branch.xid for finding in report.findings if finding.action is Action.PENDING}
+    left = _left(report)
     return (done | {finding.branch.xid for finding in report.findings if finding.branch.xid in noted}) - left
 
 
@@ -186,7 +213,7 @@ async def _judge(
         report.findings.append(Finding(branch, Action.HEURISTIC, _NOTED))
         return
     if decision is not None:
-        commits.append((branch, "decided to commit"))
+        commits.append((_as_decided(branch, decision), "decided to commit"))
         return
     if ours.log_id == ownership.log_id:
         rollbacks.append((branch, "no decision in the log: presumed rolled back"))
@@ -199,9 +226,15 @@ async def _judge(
     if isinstance(word, XaError):
         report.findings.append(Finding(branch, Action.PENDING, f"{decider} can't tell the decision: {word.message}"))
     elif word is not None:
-        commits.append((branch, f"decided to commit, in {decider}"))
+        commits.append((_as_decided(branch, word), f"decided to commit, in {decider}"))
     else:
         rollbacks.append((branch, f"{decider} has no decision and will take none: rolled back"))
+
+
+def _as_decided(branch: Branch, decision: Decision) -> Branch:
+    """A branch that was found, with the note that its decision has of it."""
+    note = next((decided.note for decided in decision.branches if decided.xid == branch.xid), b"")
+    return Branch(branch.resource, branch.xid, note) if note else branch
 
 
 async def _tell(ports: RecoveryPorts, verb: Verb, asked: Sequence[tuple[Branch, str]], report: Report) -> None:
@@ -212,12 +245,41 @@ async def _tell(ports: RecoveryPorts, verb: Verb, asked: Sequence[tuple[Branch, 
         await _report(ports, verb, some, answers, report)
 
 
+async def _look_after(ports: RecoveryPorts, missing: Sequence[tuple[Branch, str]], report: Report) -> None:
+    """Reports what became of branches that were decided to commit and are not there any more. Each comes with what to
+    say where that is unknown."""
+    for first in range(0, len(missing), AT_ONCE):
+        some = missing[first : first + AT_ONCE]
+        outcomes = await ports.outcomes(tuple(branch for branch, _ in some))
+        for (branch, unknown), outcome in zip(some, outcomes, strict=True):
+            action, why = Action.NOT_THERE, unknown
+            if outcome is BranchOutcome.COMMITTED:
+                why = "it was committed, as decided"
+            elif outcome is BranchOutcome.ROLLED_BACK:
+                refused = await ports.note(Heuristic(branch, Code.XA_HEURRB))
+                action = Action.HEURISTIC if refused is None else Action.PENDING
+                why = "decided to commit, and somebody has rolled it back"
+                why += f"; {_NOTED}" if refused is None else f"; {refused}"
+            elif outcome is BranchOutcome.PREPARED:
+                action, why = Action.PENDING, "it is prepared there, but not listed: another role or database has it"
+            elif isinstance(outcome, XaError):
+                action, why = (
+                    Action.PENDING,
+                    f"it is not there any more, and its outcome can't be told: {outcome.message}",
+                )
+            report.findings.append(Finding(branch, action, why))
+
+
 async def _report(
     ports: RecoveryPorts, verb: Verb, asked: Sequence[tuple[Branch, str]], answers: Sequence[Answer], report: Report
 ) -> None:
+    vanished: list[tuple[Branch, str]] = []
     for (branch, reason), answer in zip(asked, answers, strict=True):
         meaning = MEANING[verb][code_of(answer)]
         why = reason
+        if verb is Verb.COMMIT_AGAIN and code_of(answer) is Code.XAER_NOTA:
+            vanished.append((branch, _SINCE_THE_SCAN))
+            continue
 
         if verb is Verb.ROLLBACK and code_of(answer) is Code.XAER_NOTA:
             action, why = Action.GONE, "finished since the scan: this pass does not know its outcome"
@@ -233,6 +295,7 @@ async def _report(
             action = Action.HEURISTIC if refused is None else Action.PENDING
             why = f"{reason}; {_said(answer)}" + ("" if refused is None else f"; {refused}")
         report.findings.append(Finding(branch, action, why))
+    await _look_after(ports, vanished, report)
 
 
 def _said(answer: Answer) -> str:

@@ -21,6 +21,7 @@ class Action(Enum):
     STRANDED = "left in doubt"
     LEFT_ALONE = "left alone"
     GONE = "finished meanwhile"
+    NOT_THERE = "not there any more"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,22 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final, cast
 
-from tm.log import LogError, LogFull
+from tm.log import Branch, LogError, LogFull
 from tm.log.decider_record import encode_branches
 from tm.outcome import named
 from tm.two_phase.ports import Asked
 from tm.two_phase.return_codes import Verb
 from xa import TMASYNC, TMNOFLAGS, Code, Gtrid, Handle, XaError, XaMisuse, xa_error
+from xa.outcome_notes import MAX_NOTE, BranchOutcome
 from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from tm.log import Branch, Decision, DecisionLog, Heuristic
+    from tm.log import Decision, DecisionLog, Heuristic
     from tm.resources import Resource
     from tm.two_phase.ports import Answer
+    from xa.outcome_notes import OutcomeNotes
 
 logger = logging.getLogger("xabridge.tm")
 
@@ -187,6 +189,33 @@ class BlockingPorts:
             return resource.as_xa_error(raised, "decide", branch.xid)
         return answer if type(answer) is Code else resource.as_xa_error(_no_answer(answer), "decide", branch.xid)
 
+    # --- notes of outcomes ----------------------------------------------------------------------------------
+
+    async def with_notes(self, branches: tuple[Branch, ...]) -> tuple[Branch, ...]:
+        noted = list(branches)
+        for index, branch in enumerate(branches):
+            resource = self._resources[branch.resource]
+            if resource.notes is not None:
+                note = _note_of(resource, resource.notes, branch)
+                noted[index] = Branch(branch.resource, branch.xid, note)
+        return tuple(noted)
+
+    async def outcomes(self, branches: tuple[Branch, ...]) -> list[BranchOutcome | XaError]:
+        told: list[BranchOutcome | XaError] = [BranchOutcome.UNKNOWN] * len(branches)
+        by_resource: dict[str, list[int]] = {}
+        for index, branch in enumerate(branches):
+            if branch.note:
+                by_resource.setdefault(branch.resource, []).append(index)
+
+        for name, places in by_resource.items():
+            resource = self._resources.get(name)
+            if resource is None or resource.notes is None:
+                continue
+            answers = _outcomes(resource, resource.notes, [branches[index].note for index in places])
+            for index, outcome in zip(places, answers, strict=True):
+                told[index] = outcome
+        return told
+
     # --- log ------------------------------------------------------------------------------------------------
 
     async def force(self, decision: Decision) -> LogError | None:
@@ -206,7 +235,7 @@ class BlockingPorts:
             extra=about(transaction=named(branch.xid.gtrid), branch=branch.xid, resource=branch.resource),
         )  # fmt: skip
         if self._log is None:
-            return LogFull("there is no log to note it in; the resource manager remembers it")
+            return LogFull("there is no log to note it in: configure one")
         try:
             self._log.note_heuristic(heuristic)
         except LogError as error:
@@ -237,6 +266,32 @@ class BlockingPorts:
         if decider is not None:
             return self._holds(Gtrid.decode(gtrid).sequence)
         return self._log is not None and self._log.held()
+
+
+def _note_of(resource: Resource, rm: OutcomeNotes, branch: Branch) -> bytes:
+    """The note of a branch. Its transaction is decided without one, too."""
+    try:
+        note = rm.outcome_note(branch.xid, resource.rmid)
+        if len(note) <= MAX_NOTE:
+            return note
+        resource.as_xa_error(ValueError(f"a note of {len(note)} octets"), "outcome_note", branch.xid)
+    except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
+        resource.as_xa_error(raised, "outcome_note", branch.xid)
+    return b""
+
+
+def _outcomes(resource: Resource, rm: OutcomeNotes, notes: Sequence[bytes]) -> Sequence[BranchOutcome | XaError]:
+    """What one resource manager tells of its notes; for each the error, where it can't be asked now."""
+    try:
+        if resource.suspect:
+            resource.reopen()
+        answers = rm.outcomes(notes, resource.rmid)
+        if len(answers) == len(notes):
+            return answers
+        error = resource.as_xa_error(ValueError(f"{len(answers)} outcomes of {len(notes)} notes"), "outcomes")
+    except Exception as raised:  # noqa: BLE001 — as above
+        error = resource.as_xa_error(raised, "outcomes")
+    return [error] * len(notes)
 
 
 def _is_full(answer: object) -> bool:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         ThreadOfControl,
         Xid,
     )
+    from xa.outcome_notes import OutcomeNotes
 
 logger = logging.getLogger("xabridge.tm.resources")
 
@@ -166,6 +167,11 @@ def starts_at_once(manager: ResourceManager) -> TypeGuard[StartingAtOnce]:
     return hasattr(manager, "starts_at_once")
 
 
+def takes_notes(manager: ResourceManager) -> TypeGuard[OutcomeNotes]:
+    """Whether `manager` can tell later what became of a branch."""
+    return hasattr(manager, "outcome_note") and hasattr(manager, "outcomes")
+
+
 class Resource:
     """One configured resource manager, under its name and rmid. `measured` makes of a resource manager, with its name
     and kind, one whose verbs are measured."""
@@ -181,6 +187,7 @@ class Resource:
         "dynamic",
         "identity",
         "name",
+        "notes",
         "overlaps",
         "rm",
         "rmid",
@@ -230,6 +237,8 @@ class Resource:
 
         self.overlaps = bool(self.rm.flags & TMUSEASYNC)
         self.dynamic = bool(self.rm.flags & TMREGISTER)
+        self.notes: OutcomeNotes | None = self.rm if takes_notes(self.rm) else None
+        """The resource manager, where it can tell later what became of a branch."""
         self.identity: str | None = None
         self.state = RESOURCE.initial
         self.suspect = True

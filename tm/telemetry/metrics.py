@@ -91,7 +91,8 @@ FINDINGS: Final = Metric(
     "{branch}",
     (RESOURCE, ACTION),
     "Branches that recovery passes met, by what was done: committed, rolled_back, heuristic, forgotten, pending, "
-    "stranded (of this node, decided elsewhere), left_alone (of another node), gone (finished since the scan). A "
+    "stranded (of this node, decided elsewhere), left_alone (of another node), gone (finished since the scan), "
+    "not_there (decided to commit, and not known any more: committed before, or completed by hand). A "
     "branch that stays is counted again by every pass.",
 )
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tm.recording import Recording
     from tm.two_phase.ports import Answer, Asked, Ports
     from xa import Completion, DecidingResource, DecisionRecord, NotedIncarnation, Owner, ResourceManager, Xid
+    from xa.outcome_notes import BranchOutcome
 
 RAISED: Final = "RAISED"
 """The code of a call that raised an error that its contract does not name."""
@@ -212,6 +213,12 @@ class MeasuredPorts:
 
     async def note(self, heuristic: Heuristic) -> LogError | None:
         return await self._forced("heuristic", heuristic.branch.xid.gtrid, self._ports.note(heuristic))
+
+    async def with_notes(self, branches: tuple[Branch, ...]) -> tuple[Branch, ...]:
+        return await self._ports.with_notes(branches)
+
+    async def outcomes(self, branches: tuple[Branch, ...]) -> list[BranchOutcome | XaError]:
+        return await self._ports.outcomes(branches)
 
     async def decide(self, branch: Branch, decision: Decision) -> Answer:
         return await self._ports.decide(branch, decision)

@@ -18,14 +18,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tm.outcome import Verdict
+from tm.recovery.report import Action
 from tm.telemetry.proxies import RAISED, MeasuredPorts, observed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tm.outcome import Outcome
     from tm.recording import Received, Recording
-    from tm.recovery import Report
+    from tm.recovery import Finding, Report
     from tm.two_phase.ports import Ports
     from xa import Code, ResourceManager, Xid
 
@@ -220,3 +221,25 @@ class Timelines:
     def recovered(self, report: Report, began: float) -> None:
         if self._also is not None:
             self._also.recovered(report, began)
+        told: dict[bytes, list[Finding]] = {}
+        for finding in report.findings:
+            told.setdefault(finding.branch.xid.gtrid, []).append(finding)
+        ended = [gtrid for gtrid in report.ended[-LAST:] if any(map(_is_gone, told.get(gtrid, ())))]
+        for gtrid in ended:
+            self._keep_recovered(gtrid, told[gtrid])
+
+    def _keep_recovered(self, gtrid: bytes, findings: Sequence[Finding]) -> None:
+        """A transaction whose decision has ended, and of which a branch was not there any more."""
+        split = any(finding.action is Action.HEURISTIC for finding in findings)
+        one = Timeline(gtrid, self._clock(), self._time_of_day())
+        one.verdict = Verdict.MIXED if split else Verdict.COMMITTED
+        one.reasons = tuple(
+            f"recovery: {finding.action.value} on {finding.branch.resource}: {finding.why}"[:REASON]
+            for finding in sorted(findings, key=lambda finding: finding.action is not Action.HEURISTIC)[:REASONS]
+        )
+        with self._lock:
+            self._last.append(one)
+
+
+def _is_gone(finding: Finding) -> bool:
+    return finding.action in {Action.NOT_THERE, Action.HEURISTIC}

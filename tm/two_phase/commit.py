@@ -11,7 +11,8 @@ commit():
  6. Commit the prepared branches, overlapped. Recovery commits the branches that can't be reached now. If a resource
     manager does not know a branch any more, its outcome is a hazard, unless another process of the node may have
     recovered the decision meanwhile and committed the branch, because the lease of this process has run out (it was
-    stopped, say) or its log was taken over.
+    stopped, say) or its log was taken over. A resource manager that has given a note of the branch with its vote is
+    asked for the outcome first.
  7. If every branch is finished, note lazily that the decision has ended.
 
 The answers of step 6 need not be waited for at once. If `leaves` names a resource, the coroutine suspends itself when
@@ -35,15 +36,17 @@ from tm.outcome import Outcome, Reason, Verdict
 from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from tm.two_phase.states import GLOBAL, GlobalState, GlobalVerb
-from xa import TMFAIL, TMONEPHASE, TMSUCCESS, Code
+from xa import TMFAIL, TMONEPHASE, TMSUCCESS, Code, xa_error
 from xa.coroutines import suspension
 from xa.machine import advance
+from xa.outcome_notes import BranchOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tm.log import LogError
     from tm.two_phase.ports import Answer, Ports
+    from xa import XaError
 
 COMMIT_PAUSES_S: Final = (0.01, 0.1)
 """How long to wait before each further try to commit a branch that could not be reached. Then recovery takes over."""
@@ -163,6 +166,7 @@ class TwoPhaseCommit:
             return self._finish(GlobalVerb.NO_WORK, Verdict.COMMITTED, decided=True)
         if len(yes) == 1:
             return await self._commit_alone(yes[0])
+        yes = await self._ports.with_notes(yes)
         decision = Decision(self.gtrid, yes)
         refused = await self._ports.force(decision)  # the commit point: from its return on, it is committed
         if refused is not None:
@@ -247,6 +251,8 @@ class TwoPhaseCommit:
         """One prepared branch, everybody else read-only: its own commit decides. Only when that commit's answer is
         lost is the decision logged, so that recovery commits the branch, should it be prepared still."""
         (answer,) = await self._ports.ask(Verb.COMMIT, (branch,))
+        if code_of(answer) is Code.XAER_NOTA:
+            (answer,) = await self._clarified(await self._ports.with_notes((branch,)), (answer,))
         meaning = MEANING[Verb.COMMIT][code_of(answer)]
         if meaning is Meaning.DONE:
             return self._finish(GlobalVerb.ONE_PHASE, Verdict.COMMITTED, decided=True)
@@ -260,14 +266,14 @@ class TwoPhaseCommit:
         if meaning is not Meaning.LATER:
             return await self._alone_on_its_own(branch, meaning)
 
-        decision = Decision(self.gtrid, (branch,))
+        decision = Decision(self.gtrid, await self._ports.with_notes((branch,)))
         refused = await self._ports.force(decision)
         if refused is not None:
             self.reasons.append(Reason(None, refused))
             self.pending = [branch]
             return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
         await self._decided()
-        answers = await self._ports.ask(Verb.COMMIT_AGAIN, (branch,))
+        answers = await self._ports.ask(Verb.COMMIT_AGAIN, decision.branches)
         return await self._commit_all(decision, None, Verb.COMMIT_AGAIN, answers)
 
     # --- the decision ---------------------------------------------------------------------------------------
@@ -289,6 +295,7 @@ class TwoPhaseCommit:
     async def _decide_there(self, decider: Branch, yes: tuple[Branch, ...]) -> Outcome:
         if not yes:
             return await self._one_phase(decider)
+        yes = await self._ports.with_notes(yes)
         decision = Decision(self.gtrid, yes)
         answer = await self._ports.decide(decider, decision)  # the commit point, in the decider
         meaning = MEANING[Verb.DECIDE][code_of(answer)]
@@ -321,6 +328,7 @@ class TwoPhaseCommit:
         """Does what is left to do after the branches were first asked `verb`, and gave these answers."""
         answered: list[tuple[Branch, Meaning]] = []
         asked = decision.branches
+        answers = await self._clarified(asked, answers)
         unknown = verb is _COMMIT and Code.XAER_NOTA in map(code_of, answers)
         if unknown and not await self._ports.is_held(self.gtrid, decider):
             verb = Verb.COMMIT_AGAIN
@@ -343,8 +351,20 @@ class TwoPhaseCommit:
             else:
                 await self._ports.pause(pause_s)
                 asked, verb = tuple(later), Verb.COMMIT_AGAIN
-                answers = await self._ports.ask(verb, asked)
+                answers = await self._clarified(asked, await self._ports.ask(verb, asked))
         return await self._settle_commit(decision, decider, answered)
+
+    async def _clarified(self, branches: tuple[Branch, ...], answers: Sequence[Answer]) -> Sequence[Answer]:
+        """The answers to a commit; where a resource manager does not know a branch any more, and can tell what became
+        of it, as if it had answered that."""
+        unknown = [index for index, answer in enumerate(answers) if code_of(answer) is Code.XAER_NOTA]
+        if not unknown:
+            return answers
+        outcomes = await self._ports.outcomes(tuple(branches[index] for index in unknown))
+        clear = list(answers)
+        for index, outcome in zip(unknown, outcomes, strict=True):
+            clear[index] = _answer_for(branches[index], outcome, clear[index])
+        return clear
 
     async def _settle_commit(
         self, decision: Decision, decider: str | None, answered: Sequence[tuple[Branch, Meaning]]
@@ -428,3 +448,16 @@ class TwoPhaseCommit:
             self.heuristics(),
             tuple(self.reasons),
         )
+
+
+def _answer_for(branch: Branch, outcome: BranchOutcome | XaError, answer: Answer) -> Answer:
+    """What a resource manager would have answered to a commit of a branch that somebody has completed before, had it
+    remembered it."""
+    if outcome is BranchOutcome.COMMITTED:
+        return _OK
+    if outcome is BranchOutcome.ROLLED_BACK:
+        return xa_error(Code.XA_RBROLLBACK, "commit: it was prepared, and somebody else has rolled it back", branch.xid)
+    if outcome is BranchOutcome.UNKNOWN:
+        return answer
+    why = "it is prepared still" if outcome is BranchOutcome.PREPARED else f"its outcome can't be told: {outcome}"
+    return xa_error(Code.XA_RETRY, f"commit: {why}", branch.xid)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tm.log import Branch, Decision, Heuristic, LogError
     from tm.two_phase.return_codes import Verb
     from xa import Handle
+    from xa.outcome_notes import BranchOutcome
 
 Answer: TypeAlias = Code | XaError
 """The resource manager's answer: the code that it returned, or the error that it raised (with its code)."""
@@ -50,6 +51,11 @@ class OutcomePorts(Protocol):
         the order of the branches."""
         ...
 
+    async def outcomes(self, branches: tuple[Branch, ...]) -> list[BranchOutcome | XaError]:
+        """What became of branches that their resource managers do not know any more, as their notes tell. UNKNOWN where
+        there is no note; the error that kept a resource manager from telling it now."""
+        ...
+
     async def note(self, heuristic: Heuristic) -> LogError | None:
         """Makes a heuristic outcome durable in the log. None, or the error."""
         ...
@@ -61,6 +67,10 @@ class OutcomePorts(Protocol):
 
 class Ports(OutcomePorts, Protocol):
     """The ports of a two-phase commit."""
+
+    async def with_notes(self, branches: tuple[Branch, ...]) -> tuple[Branch, ...]:
+        """The same branches, which are prepared, with the notes that their resource managers have of them."""
+        ...
 
     async def force(self, decision: Decision) -> LogError | None:
         """Makes the decision durable in the log. None, or the error that `DecisionLog.decide` raised."""

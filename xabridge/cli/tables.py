@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from xa.printable import escaped
 from xabridge.operations.recovery_pass import MOST_KINDS, troubles
-from xabridge.operations.survey import Known, Survey, TransactionView, advice, state_of
+from xabridge.operations.survey import Known, State, Survey, TransactionView, advice, state_of
 from xabridge.text import LONGEST_NAME, NARROW, age, held, listed, paragraph, several, shortened, table_row
 
 if TYPE_CHECKING:
@@ -64,8 +64,10 @@ def _carried_out(survey: Survey) -> list[str]:
     if not survey.carried_out:
         return []
     decisions = several(survey.carried_out, "decision")
-    which = "is" if survey.carried_out == 1 else "are"
-    return paragraph(f"{decisions} more {which} carried out everywhere; the next recovery pass ends that")
+    has = "has" if survey.carried_out == 1 else "have"
+    return paragraph(
+        f"{decisions} more {has} no branch left anywhere; the next recovery pass says what is known, and ends that"
+    )
 
 
 def rest(transactions: Sequence[TransactionView]) -> list[str]:
@@ -190,6 +192,7 @@ def details(view: TransactionView, survey: Survey) -> list[str]:
 
 def _branch_facts(branch: BranchView) -> Iterator[tuple[str, str]]:
     since = f" for {age(branch.age_s)}" if branch.age_s is not None else ""
+    since = ": not there any more, committed before or completed by hand" if branch.state is State.FINISHED else since
     owner = f", made by {escaped(branch.owner)}" if branch.owner else ""
     yield branch.resource, f"{state_of(branch)}{since}{owner}"
     if branch.also:

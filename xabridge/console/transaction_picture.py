@@ -108,6 +108,8 @@ def _state(branch: BranchView) -> str:
 
 
 def _lines(branch: BranchView) -> tuple[str, ...]:
+    if branch.state is State.FINISHED:
+        return ("not there any more:", "committed, or by hand")
     lines = [cut(held([one]), 30) for one in branch.holdings[:2]]
     more = len(branch.holdings) - len(lines) + branch.omitted
     if more:

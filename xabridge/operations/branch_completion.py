@@ -103,7 +103,7 @@ class Plan:
     view: TransactionView
     steps: tuple[Step, ...]
     whole: bool = False
-    """Whether the same is done on every branch that shows, so that nothing is split by it."""
+    """Whether a decision to commit is undone on every branch that it has, so that nothing is split by it."""
 
     @property
     def needs_heuristic(self) -> bool:
@@ -137,7 +137,14 @@ class Changed(Exception):
 def plan(act: Act, view: TransactionView, branches: tuple[BranchView, ...], *, complete: bool = False) -> Plan:
     """The effect that `act` would have on those of `branches` that are in doubt. `complete`: every resource manager was
     asked."""
-    whole = complete and set(branches) >= set(view.branches) and all(branch.state in _AS_ASKED for branch in branches)
+    whole = (
+        act is Act.ROLLBACK
+        and view.decision is Known.COMMIT  # which names all of its branches; else one may have been rolled back before
+        and view.decider is None  # which has committed its own work with the decision
+        and complete
+        and set(branches) >= set(view.branches)
+        and all(branch.state in _AS_ASKED for branch in branches)
+    )
     steps = tuple(_step(act, view, branch, whole=whole) for branch in branches if branch.state in IN_DOUBT)
     return Plan(act, view, steps, whole)
 
@@ -164,18 +171,20 @@ def _consent(act: Act, view: TransactionView) -> Consent:
 
 
 def _consequence(consent: Consent, view: TransactionView, *, whole: bool) -> str:
-    """`whole`: the same is done on every branch that there is."""
+    """`whole`: every branch of the decision is rolled back."""
     if consent is Consent.PLAIN:
         return "as recovery would"
     if consent is Consent.AT_WORK:
         return "another process of this node is working on it, so that recovery would leave it to that process"
-    if whole and consent is Consent.SPLITS:
-        if view.decision is Known.COMMIT:
-            return "against the decision to commit, on every branch: nothing is split, but the commit may be known"
-        return "against the log, on every branch that is known: nothing is split, unless there is another branch"
+    if whole:
+        return "against the decision to commit, on every branch: nothing is split, but the commit may be known"
+    if consent is Consent.SPLITS and view.decision is Known.COMMIT:
+        return "this splits the transaction, because the decision is to commit"
     if consent is Consent.SPLITS:
-        decided = "the decision is to commit" if view.decision is Known.COMMIT else "no decision means rollback"
-        return f"this splits the transaction, because {decided}"
+        return (
+            "against the log, because no decision means rollback: this splits the transaction, if another branch of it "
+            "is not committed too, or was rolled back before, by recovery or by hand"
+        )
     if view.decision is Known.ENDED:
         return "this splits the transaction, if its other branches went the other way"
     return "this splits the transaction, if its own log, which is not here, has the other decision"
@@ -210,6 +219,12 @@ def explained(planned: Plan) -> list[str]:
 def refusal(plans: Sequence[Plan], *, heuristic: bool, anyway: str) -> str | None:
     """Why this is not done, before the user is asked; None: it can be done. `heuristic`: the user wants it done also
     where recovery would not; `anyway` says how to want that."""
+    lone = [planned.view.name for planned in plans if planned.view.lone and planned.act is not Act.FORGET]
+    if lone and len(plans) > 1:
+        return (
+            f"of {listed(lone)} one branch is left, where others of the same log have more: the missing one may be "
+            "committed. Name such a transaction alone, when you know what became of it, and the others without it"
+        )
     if any(planned.refused for planned in plans):
         return "some of it can't be done; name the others with --on"
     needing = [planned for planned in plans if planned.needs_heuristic]
@@ -221,7 +236,7 @@ def refusal(plans: Sequence[Plan], *, heuristic: bool, anyway: str) -> str | Non
             f"another process of this node is at work with {listed(busy)}, and completes it; recovery leaves it "
             f"alone until the lease of that process ends. To do it anyway, {anyway}"
         )
-    whole = all(planned.whole and planned.view.decision is not Known.UNKNOWN for planned in needing)
+    whole = all(planned.whole for planned in needing)
     what = "goes against the log" if whole else "may split a transaction"
     return f"this {what}: to do it anyway, {anyway}"
 

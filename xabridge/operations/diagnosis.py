@@ -157,7 +157,7 @@ def _decisions(found: Survey) -> Check:
         return Check(Health.OK, "decisions", "none is open")
     told = [f"{found.open_decisions} of transactions in doubt"] if found.open_decisions else []
     if found.carried_out:
-        told.append(f"{found.carried_out} carried out everywhere, which the next recovery pass ends")
+        told.append(f"{found.carried_out} without a branch anywhere, which the next recovery pass ends")
     return Check(Health.OK, "decisions", f"{several(count, 'decision')} open: {listed(told)}")
 
 

@@ -8,6 +8,7 @@ orders-1·17·8231          a global transaction of ours, as it is shown; ":" an
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -21,7 +22,7 @@ from xabridge.operations.scan import origin_of
 from xabridge.text import ending_command, listed, transaction_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from tm.log import Decision
     from xa.holdings import Holding, InDoubtBranch
@@ -38,11 +39,13 @@ class State(Enum):
     NOT_REACHED = "not-reached"
     """Of a transaction that is decided; its resource manager could not be asked, or is not configured."""
     FINISHED = "finished"
-    """Of a transaction that is decided; its resource manager does not know it any more."""
+    """Of a transaction that is decided; its resource manager does not know it any more: it was committed before, or
+    completed by hand."""
 
 
 IN_DOUBT: Final = frozenset({State.PREPARED, State.HEURISTIC, State.IN_DOUBT, State.NOT_REACHED})
 
+_COUNTED: Final = {2: "two", 3: "three"}
 _UNDECIDED: Final = frozenset({State.PREPARED, State.IN_DOUBT})
 """A branch of these that is not noted shows that its decision has not ended."""
 
@@ -54,7 +57,7 @@ class Known(Enum):
     NONE = "none"
     """It was not taken until now: the transaction is under way, or will be rolled back by recovery."""
     ENDED = "ended"
-    """There is none (any more), and a branch was completed on its own: the others may have been committed."""
+    """There is none (any more), and a branch was completed on its own; `why` says what is known of the others."""
     UNKNOWN = "unknown"
     """It is kept in a place that this command can't read."""
 
@@ -87,7 +90,8 @@ class TransactionView:
     """One global transaction. `why` says in words what `decision` rests on; `in_log`: its decision is this log's to
     tell, `decider` names the resource whose it is, where one decides; `at_work`: another process of this node is, so
     that recovery leaves it alone. `finished_before`: it was over, as this node has noted, so that its branches can only
-    be in data that is older."""
+    be in data that is older; `lone`: its decision is not known here, and it has one branch where others of the same log
+    have more, so that the missing ones may be committed."""
 
     format_id: int
     gtrid: bytes
@@ -98,6 +102,7 @@ class TransactionView:
     decider: str | None = None
     at_work: bool = False
     finished_before: bool = False
+    lone: bool = False
 
     @property
     def origin(self) -> Origin | None:
@@ -212,7 +217,7 @@ class _Surveyor:
                 open_decisions += 1
             else:
                 carried_out += 1
-        transactions = [self._transaction(*key, branches) for key, branches in found.items()]
+        transactions = _with_lone_ones([self._transaction(*key, branches) for key, branches in found.items()])
         transactions.sort(key=lambda view: (-max(branch.age_s or 0.0 for branch in view.branches), view.name))
         trouble = str(seen.log) if isinstance(seen.log, LogError) else None
         return Survey(
@@ -306,7 +311,7 @@ class _Surveyor:
             why = f"{where} has none yet: {whose.why}"
             return TransactionView(format_id, gtrid, Known.NONE, why, rows, in_log, decider, at_work)
         if not any(branch.state in _UNDECIDED and branch.noted is None for branch in rows):
-            why = f"{where} has none any more: it was carried out on the other branches, or never taken"
+            why = f"{where} has none any more: {_what_was_decided(rows)}"
             return TransactionView(format_id, gtrid, Known.ENDED, why, rows, in_log, decider)
         why = f"{where} has none: under way, or rolled back by the next recovery"
         return TransactionView(format_id, gtrid, Known.NONE, why, rows, in_log, decider)
@@ -318,6 +323,43 @@ class _Surveyor:
             return f"the decision log can't be read, or it is another one's (log {ours.log_id.hex()})"
         silent = [name for name in self._seen.deciding if name in self._seen.unreachable]
         return f"{why_not}; {listed(silent)}, where it may live, could not be reached" if silent else why_not
+
+
+def _what_was_decided(branches: Sequence[BranchView]) -> str:
+    """What is known of a decision that is not there, from how its branches were completed on their own. An outcome is
+    noted where it differs from the decision, and before the decision ends."""
+    noted = {branch.noted for branch in branches}
+    if noted == {Code.XA_HEURRB}:
+        return "it was to commit, and was carried out on the branches that are not listed here"
+    if noted == {Code.XA_HEURCOM}:
+        return "it was never taken, so that its other branches were rolled back"
+    if noted <= {Code.XA_HEURCOM, None}:
+        return "it was not taken; its other branches are rolled back, unless it is under way"
+    return "it was carried out on the other branches, or never taken"
+
+
+def _with_lone_ones(transactions: Iterable[TransactionView]) -> list[TransactionView]:
+    """The same transactions; those are marked of which a branch is left where others of the same log have more."""
+    views = list(transactions)
+    usual: dict[tuple[str, bytes], Counter[int]] = {}
+    for view in views:
+        ours = view.ours
+        if ours is not None and len(view.branches) > 1:
+            usual.setdefault((ours.node, ours.log_id), Counter())[len(view.branches)] += 1
+    return [_marked(view, usual) for view in views]
+
+
+def _marked(view: TransactionView, usual: Mapping[tuple[str, bytes], Counter[int]]) -> TransactionView:
+    ours = view.ours
+    if view.decision is not Known.UNKNOWN or ours is None or view.origin is not None or len(view.branches) > 1:
+        return view
+    counts = usual.get((ours.node, ours.log_id))
+    if counts is None:
+        return view
+    ((count, _),) = counts.most_common(1)
+    others = "the other" if count == 2 else "the others"
+    left = f"one of usually {_COUNTED.get(count, count)} branches is left; {others} may be committed"
+    return replace(view, lone=True, why=f"{view.why}; {left}")
 
 
 def state_of(branch: BranchView) -> str:

@@ -56,6 +56,7 @@ def transaction_value(view: TransactionView) -> dict[str, Any]:
         "decision": view.decision.value,
         "decider": view.decider,
         "why": view.why,
+        "lone": view.lone,
         "origin": view.origin.transaction if view.origin is not None else None,
         "branches": [_branch_value(branch) for branch in view.branches],
     }
@@ -152,6 +153,7 @@ def encode_transaction(view: TransactionView) -> dict[str, Any]:
         "in_log": view.in_log,
         "decider": view.decider,
         "at_work": view.at_work,
+        "lone": view.lone,
     }
 
 
@@ -171,6 +173,7 @@ def decode_transaction(value: dict[str, Any]) -> TransactionView:
         value["in_log"] is True,
         _text_or_none(value["decider"]),
         value["at_work"] is True,
+        lone=value["lone"] is True,
     )
 
 

@@ -191,7 +191,10 @@ def test_a_vote_that_was_given_up_is_not_cast_later(harness: PostgresHarness) ->
 
     with refused(Code.XAER_RMFAIL):
         client.prepare(xid)
-    preparing = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'PREPARE TRANSACTION%' AND state = 'active'"
+    preparing = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE query LIKE '%PREPARE TRANSACTION%' AND state = 'active' AND pid <> pg_backend_pid()"
+    )
     assert harness.admin(preparing) == [(1,)]
     client.reopen()
     with refused(Code.XAER_NOTA):

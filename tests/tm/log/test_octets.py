@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.cases import each
 from tests.tm.log.samples import decision, heuristic
 from tm.log import Branch, Decision, Heuristic
+from tm.log.decider_record import decode_branches, encode_branches
 from tm.log.records import (
     End,
     HeuristicDropped,
@@ -35,6 +36,7 @@ from tm.log.segment import (
     read_segment,
 )
 from xa import HEURISTIC_CODES, Code, Xid
+from xa.outcome_notes import MAX_NOTE
 
 SIZE = HEADER_SIZE + 1024
 HEADER = Header(b"markmark", 7, SIZE, b"loglogid", 3, "orders-1")
@@ -141,7 +143,8 @@ def test_another_file_is_not_taken_for_a_segment() -> None:
 # --- records -------------------------------------------------------------------------------------------------------
 xids = st.builds(Xid, st.integers(0, 2**31 - 1), st.binary(min_size=1, max_size=64), st.binary(min_size=0, max_size=64))
 branches = st.builds(Branch, st.text(max_size=63), xids)
-decisions = st.builds(Decision, st.binary(min_size=1, max_size=64), st.lists(branches, max_size=5).map(tuple))
+noted_branches = st.builds(Branch, st.text(max_size=63), xids, st.binary(max_size=MAX_NOTE))
+decisions = st.builds(Decision, st.binary(min_size=1, max_size=64), st.lists(noted_branches, max_size=5).map(tuple))
 EXAMPLES = settings(max_examples=1000 if os.environ.get("XABRIDGE_LONG") == "all" else 15)
 heuristics = st.builds(Heuristic, branches, st.sampled_from(sorted(HEURISTIC_CODES)))
 
@@ -153,7 +156,11 @@ def test_records_one_behind_the_other_come_back(
 ) -> None:
     octets = encode_decision(decided) + encode_end(ended) + encode_heuristic(noted) + encode_heuristic_dropped(dropped)
     assert list(decode(octets)) == [decided, End(ended), noted, HeuristicDropped(dropped)]
-    assert decode_decision(encode_decision(decided)) == decided
+    back = decode_decision(encode_decision(decided))
+    assert back == decided
+    assert [branch.note for branch in back.branches] == [branch.note for branch in decided.branches]
+    recorded = decode_branches(encode_branches(decided.branches))
+    assert [(branch, branch.note) for branch in recorded] == [(branch, branch.note) for branch in decided.branches]
     assert decode_heuristic(encode_heuristic(noted)) == noted
 
 

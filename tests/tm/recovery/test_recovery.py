@@ -20,6 +20,7 @@ from tm.recovery.service import pause_after
 from tm.two_phase.return_codes import MEANING, Meaning, Verb
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 from xa.coroutines import drive
+from xa.outcome_notes import BranchOutcome
 
 if TYPE_CHECKING:
     from tm.recovery import Report
@@ -55,6 +56,8 @@ class Pass:
         self.words: dict[bytes, Decision | XaError | None] = {}
         self.answers: dict[tuple[Verb, Branch], Code] = {}
         self.refused: LogFull | None = None
+        self.outcome: BranchOutcome | XaError = BranchOutcome.UNKNOWN
+        """What is told of branches with a note."""
         self.gone: dict[bytes, frozenset[str]] = {}
         self.asked: list[str] = []
 
@@ -94,6 +97,12 @@ class Pass:
         who = " ".join(f"{b.resource}{Gtrid.decode(b.xid.gtrid).sequence}" for b in branches)
         self.asked.append(f"{verb.value}: {who}")
         return [as_answer(self.answers.get((verb, b), Code.XA_OK)) for b in branches]
+
+    async def outcomes(self, branches: tuple[Branch, ...]) -> list[BranchOutcome | XaError]:
+        noted = [branch.resource for branch in branches if branch.note]
+        if noted:
+            self.asked.append(f"outcome: {' '.join(noted)}")
+        return [self.outcome if branch.note else BranchOutcome.UNKNOWN for branch in branches]
 
     async def note(self, heuristic: Heuristic) -> LogFull | None:
         self.asked.append(f"note {heuristic.branch.resource} {heuristic.code.name}")
@@ -379,8 +388,8 @@ def test_a_noted_heuristic_waits_to_be_forgotten_whatever_the_resource_is_called
     one.before = one.now = Decisions({gtrid(): DECISION}, {}, {A.xid: Heuristic(A, Code.XA_HEURRB)})
     report = one.run()
     assert one.asked == [*ORDER, "ended 1"]
-    assert actions(report) == {name: Action.HEURISTIC}
-    assert "forgotten" in reason(report)
+    assert actions(report) == {"b": Action.NOT_THERE, name: Action.HEURISTIC}
+    assert any("forgotten" in finding.why for finding in report.findings if finding.action is Action.HEURISTIC)
     assert not report.clean
     assert not report.is_worth_repeating
     assert report.ended == [gtrid()]
@@ -409,8 +418,8 @@ def test_every_answer_to_what_recovery_asks(verb: Verb, code: Code) -> None:
     asked = [*ORDER, f"{verb.value}: a1"]
     if meaning is Meaning.DONE:
         expected = Action.COMMITTED if verb is Verb.COMMIT_AGAIN else Action.ROLLED_BACK
-        if verb is Verb.ROLLBACK and code is Code.XAER_NOTA:
-            expected = Action.GONE
+        if code is Code.XAER_NOTA:
+            expected = Action.GONE if verb is Verb.ROLLBACK else Action.NOT_THERE
     elif meaning is Meaning.LATER:
         expected = Action.PENDING
     elif meaning is agreed:
@@ -421,10 +430,70 @@ def test_every_answer_to_what_recovery_asks(verb: Verb, code: Code) -> None:
         asked.append(one.asked[5])
         assert asked[-1].startswith("note a XA_HEUR")
 
-    assert actions(report) == {"a": expected}
-    assert report.clean == (expected not in {Action.PENDING, Action.HEURISTIC})
     over = verb is Verb.COMMIT_AGAIN and expected is not Action.PENDING
+    assert actions(report) == {"a": expected} | ({"b": Action.NOT_THERE} if over else {})
+    assert report.clean == (expected not in {Action.PENDING, Action.HEURISTIC})
     assert one.asked == asked + ["ended 1"] * over
+
+
+# --- what is not there any more ---------------------------------------------------------------------------------
+NOTED = Branch(B.resource, B.xid, b"note")
+WITH_NOTE = Decision(gtrid(), (A, NOTED))
+
+
+@each(
+    ("outcome", "asked", "action", "why"),
+    [
+        (BranchOutcome.COMMITTED, ["ended 1"], Action.NOT_THERE, "it was committed, as decided"),
+        (BranchOutcome.UNKNOWN, ["ended 1"], Action.NOT_THERE, "finished before, or by hand"),
+        (BranchOutcome.ROLLED_BACK, ["note b XA_HEURRB", "ended 1"], Action.HEURISTIC, "somebody has rolled it back"),
+        (BranchOutcome.PREPARED, [], Action.PENDING, "prepared there, but not listed"),
+        (xa_error(Code.XAER_RMFAIL, "it went away"), [], Action.PENDING, "it went away"),
+    ],
+)
+def test_a_branch_that_was_not_found_is_told_and_its_outcome_asked_where_that_is_known(
+    outcome: BranchOutcome | XaError, asked: list[str], action: Action, why: str
+) -> None:
+    one = Pass(a=[A], b=[]).logged(WITH_NOTE)
+    one.outcome = outcome
+    report = one.run()
+    assert one.asked == [*ORDER, "commit, again: a1", "outcome: b", *asked]
+    assert actions(report) == {"a": Action.COMMITTED, "b": action}
+    assert why in report.findings[1].why
+    assert report.ended == [gtrid()] * ("ended 1" in asked)
+    assert report.undone == [gtrid()] * ("ended 1" not in asked)
+    assert report.clean == (action is Action.NOT_THERE)
+
+
+def test_a_decision_is_not_ended_before_it_is_noted_that_a_branch_was_rolled_back() -> None:
+    one = Pass(a=[], b=[]).logged(WITH_NOTE)
+    one.outcome = BranchOutcome.ROLLED_BACK
+    one.refused = LogFull("no space left")
+    report = one.run()
+    assert actions(report) == {"a": Action.NOT_THERE, "b": Action.PENDING}
+    assert "no space left" in report.findings[1].why
+    assert not report.ended
+    assert report.undone == [gtrid()]
+
+
+def test_a_branch_that_goes_between_the_scan_and_its_commit_is_asked_after_too() -> None:
+    one = Pass(a=[A], b=[B]).logged(WITH_NOTE)
+    one.answers[Verb.COMMIT_AGAIN, B] = Code.XAER_NOTA
+    one.outcome = BranchOutcome.ROLLED_BACK
+    report = one.run()
+    assert one.asked == [*ORDER, "commit, again: a1 b1", "outcome: b", "note b XA_HEURRB", "ended 1"]
+    assert actions(report) == {"a": Action.COMMITTED, "b": Action.HEURISTIC}
+
+
+@each("ended", [True, False])
+def test_what_has_ended_during_the_pass_or_waits_to_be_forgotten_is_not_told_again(*, ended: bool) -> None:
+    one = Pass(a=[], b=[]).logged(WITH_NOTE, now=not ended)
+    if not ended:
+        noted = {branch.xid: Heuristic(branch, Code.XA_HEURRB) for branch in (A, B)}
+        one.now = Decisions(one.now.logged, {}, noted)
+    report = one.run()
+    assert one.asked == [*ORDER, "ended 1"]
+    assert all(finding.action is Action.HEURISTIC and "forget" in finding.why for finding in report.findings)
 
 
 # --- deciders ---------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from tm.two_phase.states import GLOBAL, GlobalState
 from xa import FORMAT_ID, Code, Gtrid, Handle, Xid, xa_error
 from xa.coroutines import drive
 from xa.errors import EXCEPTIONS
+from xa.outcome_notes import BranchOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tm.log import Decision, Heuristic, LogError
     from tm.outcome import Outcome
     from tm.two_phase.ports import Answer
+    from xa import XaError
 
 GTRID = Gtrid("orders-1", b"the log.", 1, 1).encode()
 DECIDER = "d"
@@ -53,6 +55,7 @@ class Stage:
         late: bool = False,
         held: bool = True,
         leaves: str = "",
+        outcomes: Mapping[str, BranchOutcome | XaError] | None = None,
     ) -> None:
         names = list(names)
         branches = [branch(name) for name in names if name != DECIDER]
@@ -64,6 +67,8 @@ class Stage:
         self._force = force
         self._note = note
         self._held = held
+        self._outcomes = outcomes or {}
+        """What the resources that give notes tell of their branches."""
         self.asked: list[str] = []
         self.states = [state]
         self._outcome: Outcome | None = None
@@ -126,6 +131,15 @@ class Stage:
         for at, name in left.items():
             asked.answers[at] = as_answer(self._code(asked.verb, name))
         return [asked.answers[at] for at in range(len(asked.branches))]
+
+    async def with_notes(self, branches: tuple[Branch, ...]) -> tuple[Branch, ...]:
+        return tuple(Branch(b.resource, b.xid, b"note" if b.resource in self._outcomes else b"") for b in branches)
+
+    async def outcomes(self, branches: tuple[Branch, ...]) -> list[BranchOutcome | XaError]:
+        noted = [branch for branch in branches if branch.note]
+        if noted:
+            self._asks(f"outcome: {_names(noted)}")
+        return [self._outcomes[b.resource] if b.note else BranchOutcome.UNKNOWN for b in branches]
 
     async def force(self, decision: Decision) -> LogError | None:
         self._asks(f"force: {_names(decision.branches)}")

@@ -24,10 +24,12 @@ from tm.log import DecisionRefused, LogFull, LogStopped
 from tm.outcome import Verdict
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Verb
 from tm.two_phase.states import GlobalState
-from xa import HEURISTIC_CODES, ROLLBACK_CODES, Code
+from xa import HEURISTIC_CODES, ROLLBACK_CODES, Code, xa_error
+from xa.outcome_notes import BranchOutcome
 
 if TYPE_CHECKING:
     from tm.log import LogError
+    from xa import XaError
 
 V = Verdict
 COMMITTED, ROLLED_BACK, UNKNOWN = V.COMMITTED, V.ROLLED_BACK, V.UNKNOWN
@@ -344,6 +346,45 @@ def test_an_only_branch_that_is_not_known_any_more(*, held: bool, verdict: Verdi
     stage = Stage("ab", {(Verb.PREPARE, "b"): RDONLY, (Verb.COMMIT, "a"): NOTA}, held=held)
     assert stage.commit().verdict is verdict
     assert stage.asked[:4] == ["end: a b", "prepare: a b", "commit: a", "held?"]
+
+
+# --- what is not known any more, and was noted -------------------------------------------------------------------
+GONE_AWAY = xa_error(RMFAIL, "it went away")
+
+
+@each(
+    ("outcome", "asked", "verdict"),
+    [
+        (BranchOutcome.COMMITTED, ["ended"], COMMITTED),
+        (BranchOutcome.ROLLED_BACK, ["note: b XA_HEURRB", "ended"], V.MIXED),
+        (BranchOutcome.UNKNOWN, ["held?", "note: b XA_HEURHAZ", "ended"], V.HAZARD),
+        (BranchOutcome.PREPARED, ["pause", "commit, again: b", "ended"], COMMITTED),
+        (GONE_AWAY, ["pause", "commit, again: b", "ended"], COMMITTED),
+    ],
+)
+def test_a_resource_manager_that_can_tell_the_outcome_of_an_unknown_branch_is_asked(
+    outcome: BranchOutcome | XaError, asked: list[str], verdict: Verdict
+) -> None:
+    stage = Stage("ab", {(Verb.COMMIT, "b"): NOTA}, outcomes={"b": outcome})
+    assert stage.commit().verdict is verdict
+    assert stage.asked == [*GOOD[:-1], "outcome: b", *asked]
+
+
+def test_a_branch_rolled_back_by_hand_between_two_tries_is_not_taken_for_committed() -> None:
+    script: Script = {(Verb.COMMIT, "b"): RMFAIL, (Verb.COMMIT_AGAIN, "b"): NOTA}
+    stage = Stage("ab", script, outcomes={"b": BranchOutcome.ROLLED_BACK})
+    assert stage.commit().verdict is V.MIXED
+    assert stage.asked[-3:] == ["outcome: b", "note: b XA_HEURRB", "ended"]
+
+
+@each(("outcome", "verdict"), [(BranchOutcome.COMMITTED, COMMITTED), (BranchOutcome.ROLLED_BACK, ROLLED_BACK)])
+def test_an_only_branch_that_was_completed_by_hand_decides_where_its_outcome_is_known(
+    outcome: BranchOutcome, verdict: Verdict
+) -> None:
+    script: Script = {(Verb.PREPARE, "b"): RDONLY, (Verb.COMMIT, "a"): NOTA}
+    stage = Stage("ab", script, outcomes={"a": outcome})
+    assert stage.commit().verdict is verdict
+    assert stage.asked == ["end: a b", "prepare: a b", "commit: a", "outcome: a"]
 
 
 @each("code", sorted(Code))

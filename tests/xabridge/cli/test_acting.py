@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.xabridge.cli.field import NAME, NODE, OTHER_LOG, xid_of
+from tests.xabridge.cli.field import NAME, NODE, OTHER_LOG, OTHERS, xid_of
 from tm.log import Branch, FileLog, Heuristic, read_log
 from xa import Code, Xid
 from xa.state_tables import BranchState
@@ -84,12 +84,12 @@ def test_rollback_of_what_is_not_decided(field: Field, xabridge: Xabridge) -> No
 # --- against the decision ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("act", ["commit", "rollback"])
 def test_what_goes_against_the_log_is_refused(field: Field, xabridge: Xabridge, act: str) -> None:
-    """On a part of the branches it splits the transaction; on all of them it does not, and is refused all the same."""
+    """On a part of the branches it splits the transaction. On all branches of a decision it does not, and is refused
+    all the same. Where nothing is decided, nobody knows whether these are all: one may have been rolled back before."""
     (undecided if act == "commit" else decided)(field)
-    for on, told, not_told, why in (
-        (["--on", "shop"], "this splits the transaction", "nothing is split", "this may split a transaction"),
-        ([], "nothing is split", "this splits", "this goes against the log"),
-    ):
+    splits = ("this splits the transaction", "nothing is split", "this may split a transaction")
+    whole = ("nothing is split", "this splits", "this goes against the log")
+    for on, (told, not_told, why) in ((["--on", "shop"], splits), ([], splits if act == "commit" else whole)):
         said = xabridge("recover", act, NAME, *on, "--yes")
         assert (said.code, said.out) == (5, "")
         assert told in said.words
@@ -111,6 +111,56 @@ def test_every_branch_that_shows_is_not_every_branch(field: Field, xabridge: Xab
     field.prepare("shop", field.gtrid(2))
     field.configure("broker", "shop", urls=[("analytics", field.url("analytics", socket="nowhere"))])
     assert "this splits the transaction" in xabridge("recover", "commit", "orders-1:3fa91c:2", "--yes").words
+
+
+def test_what_is_left_after_a_rollback_by_hand_is_not_the_whole(field: Field, xabridge: Xabridge) -> None:
+    undecided(field)
+    assert xabridge("recover", "rollback", NAME, "--on", "broker", "--yes").code == 0
+    said = xabridge("recover", "commit", NAME, "--heuristic", "--yes")
+    assert (said.code, data(field)) == (0, {"row"})
+    assert "this splits the transaction, if another branch of it is not committed too, or was rolled back" in said.words
+    assert "nothing is split" not in said.words
+
+
+@pytest.mark.parametrize(("act", "told"), [("commit", "it was never taken"), ("rollback", "it was to commit, and was")])
+def test_show_says_of_a_heuristic_act_what_was_decided(field: Field, xabridge: Xabridge, act: str, told: str) -> None:
+    (undecided if act == "commit" else decided)(field)
+    assert xabridge("recover", act, NAME, "--on", "shop", "--heuristic", "--yes").code == 0
+    assert xabridge("recover", "run").code == 3
+    said = xabridge("recover", "show", NAME)
+    assert told in said.words
+    assert ("never taken" in said.words) == (act == "commit")
+
+
+def test_a_lone_branch_of_a_lost_node_is_named_alone(field: Field, xabridge: Xabridge) -> None:
+    """Others of its log have two branches: the missing one may be committed."""
+    names = {number: f"orders-2·c07d11·{number}" for number in (1, 2, 3)}
+    gtrids = {number: field.gtrid(number, node="orders-2", incarnation=OTHERS, log_id=OTHER_LOG) for number in names}
+    for number in (1, 2):
+        field.prepare("broker", gtrids[number])
+        field.prepare("shop", gtrids[number])
+    field.prepare("shop", gtrids[3])
+    left = "one of usually two branches is left; the other may be committed"
+    assert xabridge("recover", "list").words.count(left) == 1
+    assert left in xabridge("recover", "show", names[3]).words
+    assert left not in xabridge("recover", "show", names[1]).words
+    shown = json.loads(xabridge("recover", "list", "--json").out)["transactions"]
+    assert [view["name"] for view in shown if view["lone"]] == [names[3]]
+
+    for dry in (["--dry-run"], []):
+        said = xabridge("recover", "rollback", *names.values(), "--heuristic", "--yes", *dry)
+        assert said.code == 5
+        assert left in said.words
+        assert f"of {names[3]} one branch is left" in said.words
+        assert branches(field) == 5
+    said = xabridge("recover", "rollback", names[1], names[2], "--heuristic", "--yes")
+    assert (said.code, branches(field)) == (0, 1)
+    field.prepare("broker", gtrids[1])
+    field.prepare("shop", gtrids[1])
+    dry_run = xabridge("recover", "rollback", names[3], "--heuristic", "--dry-run")
+    assert (dry_run.code, left in dry_run.words) == (0, True)
+    assert xabridge("recover", "rollback", names[3], "--heuristic", "--yes").code == 0
+    assert branches(field) == 2
 
 
 def test_a_heuristic_rollback_is_noted(field: Field, xabridge: Xabridge) -> None:
@@ -278,7 +328,7 @@ def test_json(field: Field, xabridge: Xabridge) -> None:
     field.prepare("shop", field.gtrid(2), "another row")
     value = json.loads(xabridge("recover", "commit", "orders-1:3fa91c:2", "--yes", "--json").out)
     assert value["done"] == []
-    assert value["trouble"].startswith("nothing was done: this goes against the log")
+    assert value["trouble"].startswith("nothing was done: this may split a transaction")
 
 
 def test_what_is_not_there(field: Field, xabridge: Xabridge) -> None:

@@ -58,13 +58,13 @@ def test_decisions_are_counted_as_list_counts_them(field: Field, xabridge: Xabri
     for number in (1, 2, 3):
         field.decide(field.gtrid(number), "broker", "shop")
     field.prepare("shop", field.gtrid(2))
-    told = (
-        "3 decisions open: 1 of transactions in doubt and 2 carried out everywhere, which the next recovery pass ends"
-    )
-    assert checks(xabridge)["decisions", "decisions"]["found"] == told
+    told = "1 of transactions in doubt and 2 without a branch anywhere, which the next recovery pass ends"
+    assert checks(xabridge)["decisions", "decisions"]["found"] == f"3 decisions open: {told}"
     said = " ".join(xabridge("recover", "list").out.split())
     assert "1 transaction in doubt on" in said
-    assert said.endswith("2 decisions more are carried out everywhere; the next recovery pass ends that")
+    assert said.endswith(
+        "2 decisions more have no branch left anywhere; the next recovery pass says what is known, and ends that"
+    )
     value = json.loads(xabridge("recover", "list", "--json").out)
     assert (value["open_decisions"], value["carried_out"]) == (1, 2)
     assert xabridge("recover", "run").code == 0

@@ -127,7 +127,7 @@ def test_it_is_finished_through_the_node(
     caplog.set_level(logging.INFO)
     said, fields = chosen(visitor, "commit")
     assert f"Done by the process of {AT}, which has the log open." in said
-    assert "against the log, on every branch that is known" in said
+    assert "against the log, because no decision means rollback" in said
     said = text_of(visitor.post("/transactions/act", fields))
     assert "to do it anyway, tick the box" in said
     assert not field.stores["shop"].data

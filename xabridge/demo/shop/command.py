@@ -102,4 +102,4 @@ def _look(shop: Shop, manager: TransactionManager) -> Figures:
     return Figures(rows=rows, invoices=rows, in_doubt=len(left), whole=True)
 
 
-_OVER: Final = frozenset({Action.COMMITTED, Action.ROLLED_BACK, Action.FORGOTTEN})
+_OVER: Final = frozenset({Action.COMMITTED, Action.ROLLED_BACK, Action.FORGOTTEN, Action.NOT_THERE})

@@ -11,6 +11,7 @@ from .failures import TestFailures
 from .heuristics import TestHeuristics
 from .holdings import TestHoldings
 from .opening import TestOpening
+from .outcome_notes import TestOutcomeNotes
 from .recovery import TestRecovery
 from .refusals import TestRefusals
 from .registration import TestRegistration
@@ -25,6 +26,7 @@ __all__ = [
     "TestHeuristics",
     "TestHoldings",
     "TestOpening",
+    "TestOutcomeNotes",
     "TestRecovery",
     "TestRefusals",
     "TestRegistration",

@@ -2,7 +2,7 @@
 and benchmarks of the transaction manager; nothing of it is durable."""
 
 from xabridge.testing.reference.decider import DecidingStore, ReferenceDecider, ReferenceDeciderFactory
-from xabridge.testing.reference.driver import ReferenceFactory, ReferenceResource, ReferenceSession
+from xabridge.testing.reference.driver import NotingResource, ReferenceFactory, ReferenceResource, ReferenceSession
 from xabridge.testing.reference.script import Fate, Script, Step
 from xabridge.testing.reference.server import KeyLocked
 from xabridge.testing.reference.store import ReferenceStore
@@ -11,6 +11,7 @@ __all__ = [
     "DecidingStore",
     "Fate",
     "KeyLocked",
+    "NotingResource",
     "ReferenceDecider",
     "ReferenceDeciderFactory",
     "ReferenceFactory",

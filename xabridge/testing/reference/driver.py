@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from xa.driver import Pending, SessionContext
     from xa.errors import XaError
     from xa.holdings import InDoubtBranch
+    from xa.outcome_notes import BranchOutcome
     from xa.resource_manager import Registrar
     from xa.xid import Xid
     from xabridge.testing.reference.server import Control
@@ -296,6 +297,12 @@ class ReferenceDriver(Driver[Association]):
         """The answer of `HoldingsReporting.in_doubt`."""
         return self._listed(self.store.reports)
 
+    def outcomes(self, notes: Sequence[bytes]) -> list[BranchOutcome]:
+        """The answer of `OutcomeNotes.outcomes`."""
+        with self.store.lock:
+            self._send("outcomes", None, answer_only)
+            return [self.store.outcome_of(note) for note in notes]
+
     def _listed(self, all_of_them: Callable[[], list[T]]) -> Iterator[T]:
         with self.store.lock:
             self._send("recover", None, answer_only)
@@ -436,6 +443,17 @@ class ReferenceResource(Switch[Association]):
         return self._store.diagnosis(open_string)
 
 
+class NotingResource(ReferenceResource):
+    """One that gives notes of its branches, by which the store tells their outcomes later."""
+
+    def outcome_note(self, xid: Xid, rmid: int) -> bytes:
+        del rmid
+        return self._store.note_of(xid)
+
+    def outcomes(self, notes: Sequence[bytes], rmid: int) -> Sequence[BranchOutcome]:
+        return self.call("outcomes", rmid, lambda: self._reference.outcomes(notes))
+
+
 @dataclass(frozen=True, slots=True)
 class ReferenceFactory:
     """An `xa.ResourceFactory`: makes clients of one store."""
@@ -444,4 +462,5 @@ class ReferenceFactory:
     flags: int = TMUSEASYNC
 
     def __call__(self, registrar: Registrar) -> ReferenceResource:
-        return ReferenceResource(self.store, registrar, self.flags)
+        kind = NotingResource if self.store.tells_outcomes else ReferenceResource
+        return kind(self.store, registrar, self.flags)

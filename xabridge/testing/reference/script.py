@@ -38,9 +38,9 @@ PLAIN: Final = Step()
 """No deviation."""
 
 VERBS: Final = frozenset(
-    {"open", "close", "start", "end", "prepare", "commit", "rollback", "recover", "forget", "work"}
+    {"open", "close", "start", "end", "prepare", "commit", "rollback", "recover", "forget", "work", "outcomes"}
 )
-"""The operations that can be scripted: the verbs, and `work`, any operation of a session."""
+"""The operations that can be scripted: the verbs, `work`, any operation of a session, and `outcomes`."""
 DECIDER_VERBS: Final = frozenset({"decide", "settle", "decisions", "end_decisions", "hold", "owners"})
 _DELAYABLE: Final = frozenset({"prepare", "commit", "rollback", "forget"})
 

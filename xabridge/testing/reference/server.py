@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from xa.codes import ROLLBACK_CODES, Code
 from xa.machine import RESULT_OF, IllegalTransition, Result, advance
+from xa.outcome_notes import BranchOutcome
 from xa.state_tables import BRANCH, BranchState, BranchVerb
 from xabridge.testing.reference.script import Script
 
@@ -96,6 +98,7 @@ class Server:
         name: str = "reference",
         *,
         read_only_votes: bool = False,
+        tells_outcomes: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -110,6 +113,8 @@ class Server:
         self.key_locks: dict[str, Branch] = {}
         self._migrating: list[Association] = []
         self._read_only_votes = read_only_votes
+        self.tells_outcomes = tells_outcomes
+        self._past: dict[bytes, BranchOutcome] = {}
 
     def find(self, xid: Xid) -> Branch:
         """The branch; an unknown one is in S0, and by that refused."""
@@ -118,6 +123,26 @@ class Server:
     def recoverable(self) -> list[Xid]:
         """The xids that xa_recover lists."""
         return [xid for xid, branch in self.known.items() if branch.state is S3 or branch.state is S5]
+
+    # --- outcomes ---------------------------------------------------------------------------------------
+    def note_of(self, xid: Xid) -> bytes:
+        """The note of a branch."""
+        return sha256(str(xid).encode()).digest()
+
+    def outcome_of(self, note: bytes) -> BranchOutcome:
+        """What became of the branch of a note."""
+        known = next((branch for xid, branch in self.known.items() if self.note_of(xid) == note), None)
+        if known is not None and known.state is S3:
+            return BranchOutcome.PREPARED
+        return self._past.get(note, BranchOutcome.UNKNOWN)
+
+    def _remember(self, branch: Branch, code: Code, *, commits: bool) -> None:
+        """How a branch is completed; the first time counts, because later it may be forgotten."""
+        if code is Code.XA_HEURMIX:
+            outcome = BranchOutcome.UNKNOWN
+        else:
+            outcome = BranchOutcome.COMMITTED if commits or code is Code.XA_HEURCOM else BranchOutcome.ROLLED_BACK
+        self._past.setdefault(self.note_of(branch.xid), outcome)
 
     def migrant(self, xid: Xid) -> Association | None:
         """An association with `xid` that was suspended for another thread to resume."""
@@ -338,6 +363,8 @@ class Server:
             self.doom(branch, code if code in ROLLBACK_CODES else Code.XA_RBROLLBACK)
             return
 
+        if self.tells_outcomes:
+            self._remember(branch, code, commits=commits)
         if branch.writes:
             if target is S5 and code in (Code.XA_HEURCOM, Code.XA_HEURMIX):
                 step = 1 if code is Code.XA_HEURCOM else 2

@@ -36,7 +36,8 @@ class BackUp:
 
 class ReferenceStore(Server):
     """The server; clients are made by `ReferenceResource(store, …)` or a `ReferenceFactory`. `script` plans what
-    goes wrong. `read_only_votes`: a branch that wrote nothing votes XA_RDONLY; without it, it votes XA_OK."""
+    goes wrong. `read_only_votes`: a branch that wrote nothing votes XA_RDONLY; without it, it votes XA_OK.
+    `tells_outcomes`: it remembers what became of its branches, for who has a note of one."""
 
     @property
     def url(self) -> str:
@@ -109,6 +110,14 @@ class ReferenceStore(Server):
         with self.lock:
             branch = self.known[xid]
             self.land(branch, advance(BRANCH, branch.state, BranchVerb.DECIDE), outcome, commits=False)
+
+    def complete_by_hand(self, xid: Xid, *, commit: bool) -> None:
+        """Somebody completes a prepared branch, and the store keeps no record of it, as a database does that knows no
+        heuristic outcomes."""
+        with self.lock:
+            branch = self.known[xid]
+            verb = BranchVerb.COMMIT if commit else BranchVerb.ROLLBACK
+            self.land(branch, advance(BRANCH, branch.state, verb), OK, commits=commit)
 
     def disconnect(self, client: Switch[Association], alone: Collection[Xid] = ()) -> None:
         """The client's process dies, its threads and connections with it. Nobody else will complete the branches

@@ -10,7 +10,7 @@ from xa import TMNOMIGRATE, TMREGISTER, TMUSEASYNC, Code
 from xa.machine import IllegalTransition
 from xabridge.testing.contract.harness import Capabilities
 from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite
-from xabridge.testing.reference import ReferenceDecider, ReferenceResource, ReferenceStore
+from xabridge.testing.reference import NotingResource, ReferenceDecider, ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -70,11 +70,11 @@ class ReferenceHarness(HarnessOfAStore):
     def __init__(self, flags: int, *, read_only_votes: bool) -> None:
         self.flags = flags
         self.capabilities = Capabilities(votes_read_only=read_only_votes)
-        self.store = ReferenceStore("contract", read_only_votes=read_only_votes)
+        self.store = ReferenceStore("contract", read_only_votes=read_only_votes, tells_outcomes=True)
         self.clients: list[ReferenceResource] = []
 
     def new(self, registrar: Registrar) -> ReferenceResource:
-        client = ReferenceResource(self.store, registrar, self.flags)
+        client = NotingResource(self.store, registrar, self.flags)
         self.clients.append(client)
         return client
 

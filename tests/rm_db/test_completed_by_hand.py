@@ -1,0 +1,172 @@
+"""These tests kill a transaction manager right behind its decision, complete a branch by hand at the server, and let
+another process recover: it tells what is not there any more, and what PostgreSQL knows of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+import pytest
+
+from tests.postgres import Postgres
+
+if TYPE_CHECKING:
+    from xabridge.testing.mariadb import MariaDB
+
+PATIENCE_S: Final = 60
+ROOT: Final = Path(__file__).parents[2]
+KILLED: Final = """
+import os, signal, sys
+from sqlalchemy import text
+from tm import TransactionManager
+from tm.log import FileLog
+decide = FileLog.decide
+def killed(log, decision):
+    decide(log, decision)
+    os.kill(os.getpid(), signal.SIGKILL)
+FileLog.decide = killed
+with TransactionManager.from_config(sys.argv[1]) as manager, manager.begin() as transaction:
+    for name in ("shop", "ledger"):
+        transaction[name].execute(text("INSERT INTO made VALUES (1)"))
+"""
+
+
+class Site:
+    """Two databases, their configuration, and a transaction that is decided and nowhere committed."""
+
+    def __init__(self, folder: Path, **urls: str) -> None:
+        self.config = folder / "xabridge.toml"
+        resources = "".join(f'{name} = "{url}"\n' for name, url in urls.items())
+        self.config.write_text(f'node = "node-1"\nlog = "file://{folder}/log"\n[resources]\n{resources}')
+        dead = subprocess.run(
+            [sys.executable, "-c", KILLED, str(self.config)], cwd=ROOT, timeout=PATIENCE_S, check=False
+        )
+        assert dead.returncode == -signal.SIGKILL
+
+    def recover(self, *arguments: str) -> tuple[int, str]:
+        """A command in a process of its own: its exit code, and its words."""
+        command = [sys.executable, "-m", "xabridge.cli", "recover", *arguments, "--config", str(self.config)]
+        said = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env={**os.environ}
+        )
+        return said.returncode, " ".join(f"{said.stdout} {said.stderr}".split())
+
+
+def made_in(url: str) -> list[int]:
+    """The numbers in a PostgreSQL database."""
+    with psycopg.connect(url) as connection:
+        return [number for (number,) in connection.execute("SELECT number FROM made")]
+
+
+def two_of_postgres(postgres: Postgres) -> dict[str, str]:
+    urls = {name: postgres.create_database() for name in ("shop", "ledger")}
+    for url in urls.values():
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("CREATE TABLE made (number integer PRIMARY KEY)")
+    return urls
+
+
+def by_hand(url: str, command: str) -> None:
+    """COMMIT or ROLLBACK PREPARED of the only branch there, as somebody does with psql."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        rows = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall()
+        ((gid,),) = rows
+        connection.execute(f"{command} PREPARED '{gid}'".encode())
+
+
+def test_rolled_back_by_hand_is_a_heuristic_outcome_until_it_is_forgotten(postgres: Postgres, tmp_path: Path) -> None:
+    urls = two_of_postgres(postgres)
+    site = Site(tmp_path, **urls)
+    by_hand(urls["shop"], "ROLLBACK")
+    code, said = site.recover("run")
+    assert code == 3
+    assert "committed on ledger" in said
+    assert "completed on its own, noted on shop: decided to commit, and somebody has rolled it back" in said
+    assert {name: made_in(url) for name, url in urls.items()} == {"shop": [], "ledger": [1]}
+
+    code, listed = site.recover("list", "--json")
+    assert code == 3
+    (view,) = json.loads(listed)["transactions"]
+    assert [(branch["resource"], branch["outcome"]) for branch in view["branches"]] == [("shop", "XA_HEURRB")]
+    assert site.recover("run")[0] == 3
+    _, shown = site.recover("show", view["name"])
+    assert "it was to commit, and was carried out on the branches that are not listed here" in shown
+
+    assert site.recover("forget", view["name"], "--yes")[0] == 0
+    assert site.recover("list")[0] == site.recover("run")[0] == 0
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["one", "both"])
+def test_committed_by_hand_is_told_and_no_more(postgres: Postgres, tmp_path: Path, *, both: bool) -> None:
+    urls = two_of_postgres(postgres)
+    site = Site(tmp_path, **urls)
+    for name in ("shop", "ledger") if both else ("shop",):
+        by_hand(urls[name], "COMMIT")
+    code, said = site.recover("run")
+    assert code == 0
+    assert f"not there any more on shop{', ledger' * both}: it was committed, as decided" in said
+    assert {name: made_in(url) for name, url in urls.items()} == {"shop": [1], "ledger": [1]}
+    assert site.recover("run") == (0, "nothing in doubt")
+
+
+def test_what_another_server_is_asked_is_unknown(postgres: Postgres, tmp_path: Path) -> None:
+    """Another server took the place of the one that prepared the branch: the same transaction id says nothing there."""
+    urls = two_of_postgres(postgres)
+    site = Site(tmp_path, **urls)
+    by_hand(urls["shop"], "ROLLBACK")
+    other = Postgres({"max_prepared_transactions": "10"})
+    other.start()
+    try:
+        site.config.write_text(site.config.read_text().replace(urls["shop"], other.create_database()))
+        code, said = site.recover("run")
+    finally:
+        other.stop()
+        other.remove()
+    assert code == 0
+    assert "not there any more on shop: finished before, or by hand" in said
+
+
+def test_what_is_prepared_and_not_listed_keeps_its_decision(postgres: Postgres, tmp_path: Path) -> None:
+    """Recovery under a role that may not complete the branch does not see it, and ends nothing."""
+    urls = two_of_postgres(postgres)
+    site = Site(tmp_path, **urls)
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS stranger")
+        connection.execute("CREATE ROLE stranger LOGIN")
+    owned = site.config.read_text()
+    strangers = urls["shop"].replace("postgresql://postgres", "postgresql://stranger")
+    assert strangers != urls["shop"]
+    site.config.write_text(owned.replace(urls["shop"], strangers))
+    code, said = site.recover("run")
+    assert code == 3
+    assert "still in doubt on shop: it is prepared there, but not listed" in said
+    site.config.write_text(owned)
+    code, said = site.recover("run")
+    assert (code, "committed on shop" in said) == (0, True)
+    assert made_in(urls["shop"]) == [1]
+
+
+@pytest.mark.parametrize("command", ["COMMIT", "ROLLBACK"])
+def test_mariadb_can_not_tell_and_the_line_says_so(
+    mariadb: MariaDB, postgres: Postgres, tmp_path: Path, command: str
+) -> None:
+    urls = two_of_postgres(postgres)
+    urls["shop"] = mariadb.create_database("mariadb")
+    mariadb.admin(f"CREATE TABLE `{urls['shop'].rpartition('/')[2]}`.made (number integer PRIMARY KEY)")
+    site = Site(tmp_path, **urls)
+    ((format_id, gtrid_length, bqual_length, octets),) = mariadb.ask("XA RECOVER FORMAT='RAW'")
+    raw = octets if isinstance(octets, bytes) else octets.encode("latin-1")
+    gtrid, bqual = raw[:gtrid_length], raw[gtrid_length : gtrid_length + bqual_length]
+    mariadb.admin(f"XA {command} X'{gtrid.hex()}', X'{bqual.hex()}', {format_id}")
+    code, said = site.recover("run")
+    assert code == 0
+    assert "committed on ledger" in said
+    assert "not there any more on shop: finished before, or by hand" in said
+    assert site.recover("run") == (0, "nothing in doubt")
