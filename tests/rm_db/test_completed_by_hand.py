@@ -130,7 +130,7 @@ def test_what_another_server_is_asked_is_unknown(postgres: Postgres, tmp_path: P
         other.stop()
         other.remove()
     assert code == 0
-    assert "not there any more on shop: finished before, or by hand" in said
+    assert "not there any more on shop: committed before, or completed by hand" in said
 
 
 def test_what_is_prepared_and_not_listed_keeps_its_decision(postgres: Postgres, tmp_path: Path) -> None:
@@ -168,5 +168,5 @@ def test_mariadb_can_not_tell_and_the_line_says_so(
     code, said = site.recover("run")
     assert code == 0
     assert "committed on ledger" in said
-    assert "not there any more on shop: finished before, or by hand" in said
+    assert "not there any more on shop: committed before, or completed by hand" in said
     assert site.recover("run") == (0, "nothing in doubt")

@@ -61,7 +61,7 @@ _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Mean
 
 
 _NOTED: Final = "it waits to be forgotten (`xabridge recover forget`)"
-_BEFORE: Final = "finished before, or by hand"
+_BEFORE: Final = "committed before, or completed by hand"
 _SINCE_THE_SCAN: Final = "finished since the scan, by another process or by hand"
 
 Gone: TypeAlias = "Mapping[bytes, frozenset[str]]"

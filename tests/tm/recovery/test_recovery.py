@@ -445,7 +445,7 @@ WITH_NOTE = Decision(gtrid(), (A, NOTED))
     ("outcome", "asked", "action", "why"),
     [
         (BranchOutcome.COMMITTED, ["ended 1"], Action.NOT_THERE, "it was committed, as decided"),
-        (BranchOutcome.UNKNOWN, ["ended 1"], Action.NOT_THERE, "finished before, or by hand"),
+        (BranchOutcome.UNKNOWN, ["ended 1"], Action.NOT_THERE, "committed before, or completed by hand"),
         (BranchOutcome.ROLLED_BACK, ["note b XA_HEURRB", "ended 1"], Action.HEURISTIC, "somebody has rolled it back"),
         (BranchOutcome.PREPARED, [], Action.PENDING, "prepared there, but not listed"),
         (xa_error(Code.XAER_RMFAIL, "it went away"), [], Action.PENDING, "it went away"),
