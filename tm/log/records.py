@@ -46,6 +46,7 @@ MAX_RESOURCE: Final = 255
 """Octets of a resource manager's name."""
 MAX_BRANCHES: Final = 0xFFFF
 
+_NO_NOTE: Final = b"\0"
 _FORMAT_ID: Final = struct.Struct(">I")
 _COUNT: Final = struct.Struct(">H")
 _SEQUENCE: Final = struct.Struct(">Q")
@@ -102,7 +103,7 @@ def encode_decision(decision: Decision) -> bytes:
             parts.append(_own_branch(branch.resource, xid.format_id, xid.bqual))
         else:
             parts.append(_branch(branch.resource, xid, xid.gtrid))
-        parts.append(_note(branch))
+        parts.append(_note(branch) if branch.note else _NO_NOTE)
     return b"".join(parts)
 
 

@@ -200,5 +200,8 @@ def test_what_is_decided_is_committed_wherever_the_floor_is(restorable: Restorab
     restorable.kill()
     restorable.restore()
     assert shop.tm.last_report is not None
-    assert [(one.branch.xid, one.action) for one in shop.tm.last_report.findings] == [(old.xid("b"), Action.COMMITTED)]
+    found = [(one.branch.xid, one.action) for one in shop.tm.last_report.findings if one.branch.xid.gtrid == old.gtrid]
+    assert found == [(old.xid("b"), Action.COMMITTED), (old.xid("a"), Action.NOT_THERE)]
+    others = {one.action for one in shop.tm.last_report.findings if one.branch.xid.gtrid != old.gtrid}
+    assert others <= {Action.NOT_THERE}, "those whose END was lost with the process"
     assert shop["b"].data["old"] == 1
