@@ -209,6 +209,11 @@ class Connection:
         return self.state is ConnectionState.END
 
     @property
+    def owes_close(self) -> bool:
+        """Whether the peer has closed the connection, and is not answered yet."""
+        return self.state is ConnectionState.CLOSE_RCVD
+
+    @property
     def finished(self) -> bool:
         """Whether nothing will ever be sent or read any more."""
         return self.state is ConnectionState.END and not self._output

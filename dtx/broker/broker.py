@@ -25,7 +25,6 @@ from dtx.broker.access.connection_limits import ConnectionLimits, network_of
 from dtx.broker.access.credentials import Credentials
 from dtx.broker.access.password_checks import PasswordChecks
 from dtx.broker.access.permissions import open_to_this_machine, open_to_users
-from dtx.broker.access.rate_limited_log import RateLimitedLog
 from dtx.broker.config import configured_values
 from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
@@ -138,7 +137,7 @@ class Broker:
             clock.monotonic, self.connection_limits.failures, self._compute, self._loop.call_later
         )
         self._computing = ThreadPoolExecutor(1, "passwords")
-        self.lines = RateLimitedLog(clock.monotonic)
+        self.lines = self.container.lines
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf

@@ -14,6 +14,7 @@ from dtx.amqp.sasl.scram import ScramError
 from dtx.broker.access.accounts import Accounts
 from dtx.broker.access.audit import Audit
 from dtx.broker.access.permissions import Permissions, PermissionsError
+from dtx.broker.access.rate_limited_log import RateLimitedLog
 from dtx.broker.fair_queue import FairQueue
 from dtx.broker.queues.counters import INTERVAL_S, Memory
 from dtx.broker.transactional_resource import TransactionalResource
@@ -145,11 +146,14 @@ class Container:
         """The settings, for people: name, value, and where that comes from."""
         self.audit = Audit(self.resource)
         self.accounts = Accounts(self.resource, permissions, credentials)
+        self.lines = RateLimitedLog(clock.monotonic)
         self.connections: dict[int, ServedConnection] = {}
         self._touched: dict[ServedConnection, None] = {}
         self._wanting: dict[ServedConnection, None] = {}
         self.long_turns = 0
         """Turns that kept the others waiting for longer than a turn should."""
+        self.settled_and_refused = 0
+        """Messages outside of transactions that were sent settled and not taken: no outcome tells their senders."""
         self._links: dict[LinkKey, ServedLink] = {}
         self.shared_nodes: set[str] = set()
         """Dynamic nodes from which every connection may receive: those that were made to send there."""

@@ -80,23 +80,27 @@ CODE_OF_CONDITION: Final[dict[str, Code]] = {
 
 STATUS_KEY: Final = "xa-status"
 XID_KEY: Final = "xid"
+TAG_KEY: Final = "delivery-tag"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why something was refused. `code` is what an XA routine answers for it, `xid` the branch it is
-    about."""
+    about, and `delivery_tag` the tag of the message for which a link is detached."""
 
     condition: str
     description: str
     code: Code
     xid: Xid | None = None
+    delivery_tag: bytes | None = None
 
     def info(self) -> Map:
-        """The error's info map: the status, and the xid in its text form."""
+        """The error's info map: the status, the xid in its text form, and the delivery-tag."""
         info: Map = {Symbol(STATUS_KEY): Ushort(STATUS_OF[self.code])}
         if self.xid is not None:
             info[Symbol(XID_KEY)] = str(self.xid)
+        if self.delivery_tag is not None:
+            info[Symbol(TAG_KEY)] = self.delivery_tag
         return info
 
     @classmethod

@@ -114,7 +114,7 @@ def _receiver(connection: LinkConnection, session: Session, endpoint: ReceiverLi
     if isinstance(target, Coordinator):
         select = DISTRIBUTED in target.capabilities
         session.demarcation.attach(select=select)
-        link = ControlLink(connection, session, endpoint, source.outcomes if source is not None else ())
+        link = ControlLink(connection, session, endpoint)
         endpoint.attach(echo, Coordinator(ALL_CAPABILITIES if select else PLAIN_CAPABILITIES))
         return link
     if target is None:

@@ -108,6 +108,7 @@ class BrokerConnection:
         self.room = OutputRoom(container, self, self._endpoint, self._wake)
         self.partial_octets = 0
         """Octets of messages of which more is to come."""
+        self.unconfirmed = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             ConnectionOpened: self._on_open,
             ConnectionClosed: self._on_close,
@@ -192,7 +193,7 @@ class BrokerConnection:
         octets = self._endpoint.output()
         if room.unsent or room.withdrawing:
             room.after_output()
-        if self.state is CLOSING and not octets:
+        if self.state is CLOSING and not octets and not self._endpoint.owes_close:
             self.lost()
         return octets
 
@@ -247,7 +248,16 @@ class BrokerConnection:
     def _on_close(self, event: ConnectionClosed) -> None:
         self.state = advance(SERVICE, self.state, ServiceVerb.CLOSE)
         self._end_sessions(in_order=_in_order(event))
-        self._endpoint.close()
+        if not self.unconfirmed:
+            self._endpoint.close()
+
+    def confirmed(self) -> None:
+        """A message that was sent settled is in its queue, or refused. The answer to a close of the peer's waits for
+        all of them, so that it is the word that nothing is on its way any more."""
+        self.unconfirmed -= 1
+        if not self.unconfirmed and self._endpoint.owes_close:
+            self._endpoint.close()
+            self.container.touch(self)
 
     def _on_begin(self, event: SessionBegun) -> None:
         endpoint, container = event.session, self.container

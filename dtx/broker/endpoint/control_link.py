@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 CREDIT: Final = 50
 MAX_COMMAND: Final = 8192
-REJECTED_NAMES: Final = frozenset({"amqp:rejected:list"})
 PLAIN_CAPABILITIES: Final = (LOCAL, MULTI_TXNS, MULTI_SSNS)
 ALL_CAPABILITIES: Final = (*PLAIN_CAPABILITIES, DISTRIBUTED, END_AND_PREPARE)
 
@@ -50,11 +49,9 @@ class ControlLink(ReceivingLink):
         connection: LinkConnection,
         session: Session,
         endpoint: ReceiverLink,
-        outcomes: tuple[str, ...],
     ) -> None:
         super().__init__(connection, session, endpoint, credit=CREDIT, limit=MAX_COMMAND)
         self._declared: dict[WorkContext, None] = {}
-        self._rejects = not outcomes or bool(REJECTED_NAMES & set(outcomes))
 
     # -- messages
     def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
@@ -82,10 +79,8 @@ class ControlLink(ReceivingLink):
             return
         if refusal is None:
             self.accept(delivery)
-        elif self._rejects:
-            self.refuse(delivery, refusal, None)
         else:
-            self.terminate(refusal)
+            self.refuse(delivery, refusal, None)
 
     # -- declare
     def _declare(self, delivery: IncomingDelivery, declare: Declare) -> None:

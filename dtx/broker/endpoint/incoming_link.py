@@ -40,8 +40,8 @@ class IncomingLink(ReceivingLink):
     WireError refuse it. A node that is `dynamic` is deleted with the link.
 
     A link that `relays` has no address: each message says in `to` where it goes, and a message that can't be passed on
-    is no reason to close the link. One that was sent settled is then dropped; if it belongs to a transaction, the
-    transaction can't succeed any more."""
+    is no reason to close the link, unless it was sent settled: then nothing else would tell its sender. If it belongs
+    to a transaction, the transaction can't succeed any more, which says it as well."""
 
     kind = "produce"
 
@@ -76,7 +76,8 @@ class IncomingLink(ReceivingLink):
                 if not settled and state is not None:
                     self.answer(delivery, state)
             elif settled:
-                self._outside.post(entry, None)
+                self.connection.unconfirmed += 1
+                self._outside.post(entry, partial(self._stored, delivery))
             else:
                 self._outside.post(entry, partial(self._posted, self.wait(delivery)))
         except (RefusedError, WireError) as error:
@@ -109,20 +110,29 @@ class IncomingLink(ReceivingLink):
         self, delivery: IncomingDelivery, context: WorkContext | None, refusal: Refusal, *, settled: bool
     ) -> None:
         """A message can't be taken: a peer that sent it unsettled gets the outcome, and may still discharge the
-        transaction; who sent it settled may not."""
+        transaction; who sent it settled may not, and outside of a transaction it is lost."""
         fatal = refusal.condition in FATAL and not self._relays
         if not settled:
             rolled_back = refusal.condition in {Condition.ROLLBACK, Condition.TIMEOUT, Condition.UNKNOWN_ID}
             self.refuse(delivery, refusal, None if rolled_back else context)
         elif context is not None:
             context.refuse_success(refusal)
+        else:
+            self.lose_settled(refusal)
+            fatal = fatal or self._relays
         if fatal:
-            self.detach(refusal)
+            self.detach_for(delivery, refusal)
 
     def gone(self) -> None:
         super().gone()
         if self._dynamic is not None:
             self.connection.nodes.drop(self._dynamic)
+
+    def _stored(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
+        """A message that was sent settled is in its queue, or the store did not take it."""
+        if refusal is not None:
+            self._refused(delivery, None, refusal, settled=True)
+        self.connection.confirmed()
 
     def _posted(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
         if not self.waits(delivery):

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.amqp.composites import WireError
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 FATAL: Final = frozenset({Condition.UNAUTHORIZED, Condition.INTERNAL_ERROR, Condition.NOT_FOUND})
 """Refusals of a message after which the link is closed; after others (resource limit) it goes on."""
 
+REJECTED_NAME: Final = "amqp:rejected:list"
 MOST_EMPTY: Final = 100
 """Transfers without payload that one message may have: they cost work, and no limit of octets counts them."""
 
@@ -51,6 +53,12 @@ class LinkConnection(ServedConnection, Protocol):
     nodes: DynamicNodes
     partial_octets: int
     """Octets of messages of which more is to come."""
+    unconfirmed: int
+    """Messages that were sent settled, outside of transactions, and are not in their queues yet."""
+
+    def confirmed(self) -> None:
+        """One of these is in its queue, or refused."""
+        ...
 
     def detach(self, link: Link, refusal: Refusal) -> None:
         """Closes a link with an error."""
@@ -237,7 +245,8 @@ class MessageRead:
 
 
 class ReceivingLink(Link, ABC):
-    """Takes messages. `limit` bounds their size."""
+    """Takes messages. `limit` bounds their size. A message is rejected only if the link's source has that outcome, or
+    names none; otherwise the link is detached with the error."""
 
     def __init__(
         self, connection: LinkConnection, session: Session, endpoint: ReceiverLink, *, credit: int, limit: int
@@ -245,6 +254,8 @@ class ReceivingLink(Link, ABC):
         super().__init__(connection, session, endpoint)
         self.receiver = endpoint
         self._txns = connection.txns
+        source = None if endpoint.remote is None else endpoint.remote.source
+        self._rejects = source is None or not source.outcomes or REJECTED_NAME in source.outcomes
         self._credit = credit
         self._limit = limit
         self._parts = bytearray()
@@ -323,7 +334,7 @@ class ReceivingLink(Link, ABC):
         connection.partial_octets += len(octets)
         unstored.octets += len(octets)
         if len(self._parts) > self._limit:
-            self._too_large()
+            self._too_large(event.delivery)
         elif self._empty_parts > MOST_EMPTY:
             message = f"a message with more than {MOST_EMPTY} parts that are empty"
             self.detach(Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_RMERR))
@@ -334,9 +345,9 @@ class ReceivingLink(Link, ABC):
             message = f"{unstored.octets} octets of messages that are not complete, or whose transactions are open"
             self.detach(Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_RMERR))
 
-    def _too_large(self) -> None:
+    def _too_large(self, delivery: IncomingDelivery) -> None:
         message = f"a message has at most {self._limit} octets here"
-        self.detach(Refusal(Condition.MESSAGE_SIZE, message, Code.XAER_INVAL))
+        self.detach(Refusal(Condition.MESSAGE_SIZE, message, Code.XAER_INVAL, delivery_tag=delivery.tag))
 
     def _drop_parts(self) -> None:
         self.connection.partial_octets -= len(self._parts)
@@ -378,7 +389,7 @@ class ReceivingLink(Link, ABC):
         self._end_partial()
         broken, self._broken, self._first_txn = self._broken, None, None
         if len(octets) > self._limit:
-            self._too_large()
+            self._too_large(delivery)
             return
         context: WorkContext | None = None
         if txn_id is not None:
@@ -400,9 +411,26 @@ class ReceivingLink(Link, ABC):
         if context is not None:
             context.refuse_success(refusal)
         if settled:
-            self.detach(refusal)
+            self.detach_for(delivery, refusal)
         else:
             self.refuse(delivery, refusal, None)
+
+    def detach_for(self, delivery: IncomingDelivery, refusal: Refusal) -> None:
+        """Closes the link with an error that says for which message."""
+        self.detach(replace(refusal, delivery_tag=delivery.tag))
+
+    def lose_settled(self, refusal: Refusal) -> None:
+        """A message that was sent settled, outside of a transaction, is not taken: no outcome can tell its sender, so
+        that it is counted, and logged."""
+        self.container.settled_and_refused += 1
+        self.container.lines.warn(
+            "%s, %s: a message to %s was sent settled and is not taken, so that it is lost: %s",
+            self.peer,
+            self.user,
+            self.address or "no address",
+            refusal.description,
+            user=self.connection.identity,
+        )
 
     def _replenish(self) -> None:
         """Gives credit anew, unless the peer leaves too much unsettled."""
@@ -452,7 +480,13 @@ class ReceivingLink(Link, ABC):
         self.answer(delivery, TAKEN_OCTETS)
 
     def refuse(self, delivery: IncomingDelivery, refusal: Refusal, context: WorkContext | None) -> None:
-        """Sends the outcome that the message is rejected, in the transaction under which it came."""
+        """Sends the outcome that the message is rejected, in the transaction under which it came. Where the source does
+        not have it, the link is closed: then the transaction can't succeed, since no outcome says what is missing."""
+        if not self._rejects:
+            if context is not None:
+                context.refuse_success(refusal)
+            self.detach_for(delivery, refusal)
+            return
         state = rejected_state(refusal)
         self.answer(delivery, state if context is None else transactional_state(context.txn_id, state))
 

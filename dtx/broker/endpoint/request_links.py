@@ -55,6 +55,8 @@ class RequestLink(ReceivingLink):
                 self.refuse(delivery, refusal_of(error), None)
             elif context is not None:  # no outcome says it, and the transaction would commit as if it were done
                 context.refuse_success(refusal_of(error))
+            else:
+                self.lose_settled(refusal_of(error))
             return
 
         if not settled:

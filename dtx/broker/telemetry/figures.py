@@ -67,6 +67,7 @@ class Figures:
     in_doubt_s: float = 0.0
     waiting_octets: int = 0
     long_turns: int = 0
+    settled_and_refused: int = 0
     store_octets: int | None = None
     store_full: bool = False
 
@@ -100,6 +101,7 @@ class FiguresOf:
             sessions=sum(len(connection.sessions) for connection in container.connections.values()),
             waiting_octets=resource.store.waiting_octets,
             long_turns=container.long_turns,
+            settled_and_refused=container.settled_and_refused,
         )
         await self._drop_deleted()
         now_ms = resource.clock.wall_ms()

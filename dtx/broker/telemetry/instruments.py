@@ -50,6 +50,7 @@ _OF_THE_BROKER: Final[dict[Metric, Callable[[Figures], float | None]]] = {
     table.IN_DOUBT: lambda figures: figures.in_doubt_s,
     table.WAITING: lambda figures: figures.waiting_octets,
     table.LONG_TURNS: lambda figures: figures.long_turns,
+    table.REFUSED: lambda figures: figures.settled_and_refused,
     table.STORE_SIZE: lambda figures: figures.store_octets,
     table.STORE_FULL: lambda figures: figures.store_full,
 }

@@ -108,6 +108,14 @@ LONG_TURNS: Final = Metric(
     (),
     "Turns of a peer that took longer than 5 ms. The others waited for it.",
 )
+REFUSED: Final = Metric(
+    "xabridge.broker.messages.refused",
+    "counter",
+    "{message}",
+    (),
+    "Messages that were sent settled, outside of a transaction, and refused: their senders could not be told. The log "
+    "has the reasons.",
+)
 
 METRICS: Final = (
     DEPTH,
@@ -132,4 +140,5 @@ METRICS: Final = (
     STORE_FULL,
     LOOP_DELAY,
     LONG_TURNS,
+    REFUSED,
 )

@@ -1,0 +1,212 @@
+"""Messages that are not taken, and how their senders learn that.
+
+The sentences are those of the messaging chapter, of the transport chapter, and of OASIS' "Using the AMQP Anonymous
+Terminus for Message Routing", 2.2.2 (routing errors)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from dtx.amqp.conditions import Condition
+from dtx.amqp.encoding import encode
+from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong
+from dtx.broker.access.rate_limited_log import MOST
+from dtx.broker.settings import QueueSettings, Settings
+from dtx.protocol.commands import Discharge
+from dtx.protocol.replies import REJECTED
+from dtx.store.contract import StoreFull
+from tests.dtx.amqp.described import items_of
+from tests.dtx.broker.peer import Coordinator, Peer, World, condition_of, frame
+from tests.dtx.broker.strangers import (
+    CLOSE,
+    DETACH,
+    DISPOSITION,
+    TRANSFER,
+    Stranger,
+    closed_with,
+    connected,
+    node,
+    said,
+    source,
+)
+
+GARBAGE = b"\xff no message"
+
+
+def body(text: str = "x", to: str | None = None) -> bytes:
+    """A message, to an address."""
+    properties = b"" if to is None else encode(Described(Ulong(0x73), [None, None, to]))
+    return properties + encode(Described(Ulong(0x77), text))
+
+
+def error_of(fields: list[Any]) -> tuple[str, dict[Any, Any]]:
+    """Condition and info of the error in which a detach ends."""
+    condition, _, info = items_of(fields[-1])
+    return str(condition), info
+
+
+FULL = Settings(queues={"full": QueueSettings(max_depth=0)}, create_on_demand=False)
+REFUSED = {"full": body(to="full"), "unknown": body(to="nowhere"), "garbage": GARBAGE}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_settled_message_that_can_not_be_routed_detaches_the_anonymous_terminus(
+    caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    """If the source of the link does not support the rejected outcome, or the message has already been settled by the
+    sender, then the routing node MUST detach the link with an error.
+
+    The info field of error MUST contain an entry with symbolic key "delivery-tag" and binary value of the delivery-tag
+    of the message which caused the failure."""
+    world = World(FULL)
+    stranger = connected(world)
+    stranger.attach(0)
+    stranger.told()
+    stranger.transfer(0, 7, REFUSED[why], settled=True)
+    (detach,) = said(stranger.told(), DETACH)
+    condition, info = error_of(detach)
+    expected = {"full": Condition.RESOURCE_LIMIT, "unknown": Condition.NOT_FOUND, "garbage": Condition.DECODE_ERROR}
+    assert condition == expected[why]
+    assert info[Symbol("delivery-tag")] == (7).to_bytes(4, "big")
+    assert world.container.settled_and_refused == 1
+    assert "is not taken" in caplog.text
+
+
+def test_an_unsettled_message_that_can_not_be_routed_is_rejected_and_the_link_goes_on() -> None:
+    """If the source of the link supports the rejected outcome, and the message has not already been settled by the
+    sender, then the routing node MUST reject the message."""
+    world = World(FULL)
+    stranger = connected(world)
+    stranger.attach(0, source=source(None, outcomes=Array([Symbol("amqp:rejected:list")])))
+    stranger.told()
+    stranger.transfer(0, 7, REFUSED["unknown"])
+    told = stranger.told()
+    (disposition,) = said(told, DISPOSITION)
+    assert disposition[4].descriptor == REJECTED
+    assert not said(told, DETACH)
+
+
+@pytest.mark.parametrize("target", [None, "full", "$management"])
+def test_nothing_is_rejected_where_the_source_does_not_support_it(target: str | None) -> None:
+    """If the source of the link does not support the rejected outcome, […] then the routing node MUST detach the link
+    with an error.
+
+    Source, 3.5.3: outcomes are the descriptors for the outcomes that can be chosen on this link."""
+    stranger = connected(World(FULL))
+    stranger.attach(0, node(target), source(None, outcomes=Array([Symbol("amqp:accepted:list")])))
+    stranger.told()
+    stranger.transfer(0, 9, REFUSED["full"])
+    told = stranger.told()
+    assert not said(told, DISPOSITION)
+    (detach,) = said(told, DETACH)
+    assert error_of(detach)[1][Symbol("delivery-tag")] == (9).to_bytes(4, "big")
+
+
+def test_a_transaction_does_not_commit_without_a_message_for_which_the_link_was_detached(
+    peer: Peer, control: Coordinator
+) -> None:
+    """The refused message has no outcome in the transaction, so that its discharge must not succeed."""
+    txn_id = control.declare()
+    link = peer.session.sender("accepts only")
+    link.target.address = "q"
+    outcomes = link.source.outcomes
+    outcomes.put_array(False, 21)
+    outcomes.enter()
+    outcomes.put_symbol("amqp:accepted:list")
+    outcomes.exit()
+    link.open()
+    peer.world.pump()
+
+    peer.send_octets(link, body("kept"), "1", txn_id)
+    peer.send_octets(link, GARBAGE, "2", txn_id)
+    peer.world.pump()
+    assert condition_of(link).condition == Condition.DECODE_ERROR
+    control.refused(Discharge(txn_id, fail=False))
+    assert peer.drained("q") == []
+
+
+@pytest.mark.parametrize("target", ["full", "$management"])
+def test_a_settled_message_that_is_refused_is_counted_and_logged(caplog: pytest.LogCaptureFixture, target: str) -> None:
+    """Nobody else hears of it. The link goes on, as its next messages may have room."""
+    world = World(FULL)
+    stranger = connected(world, "shop")
+    stranger.attach(0, node(target))
+    stranger.told()
+    with caplog.at_level(logging.WARNING, "xabridge.broker"):
+        for number in range(3 * MOST):
+            stranger.transfer(0, number, body(), settled=True)
+    assert world.container.settled_and_refused == 3 * MOST
+    assert not said(stranger.told(), DETACH)
+    lines = [record for record in caplog.records if "is lost" in record.getMessage()]
+    assert len(lines) == MOST + 1  # a bounded rate: the last line says that the others are counted only
+    assert target in lines[0].getMessage()
+    assert "shop" in lines[0].getMessage()
+
+
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_a_settled_message_that_the_store_refuses_is_counted(*, anonymous: bool) -> None:
+    """A full disk is known only when the message is written."""
+    world = World()
+    stranger = connected(world)
+    stranger.attach(0, None if anonymous else node("q"))
+    stranger.told()
+    world.fault = StoreFull("the disk is full")
+    stranger.transfer(0, 1, body(to="q"), settled=True)
+    assert world.container.settled_and_refused == 1
+    detached = said(stranger.told(), DETACH)
+    assert [error_of(fields)[1][Symbol("delivery-tag")] for fields in detached] == [b"\0\0\0\1"] * anonymous
+
+
+def test_a_message_that_closes_its_link_is_named_in_the_error(world: World) -> None:
+    """Error, 2.8.14: info is a map of more detail; the delivery-tag says which of the messages on their way it was."""
+    stranger = connected(world)
+    stranger.attach(0, node("q"))
+    stranger.told()
+    state = Described(Ulong(0x34), [b"no transaction"])
+    stranger.say(frame(TRANSFER, [Uint(0), Uint(5), b"five", Uint(0), True, False, None, state], body()))
+    (detach,) = said(stranger.told(), DETACH)
+    condition, info = error_of(detach)
+    assert condition == Condition.UNKNOWN_ID
+    assert info[Symbol("delivery-tag")] == b"five"
+
+
+# -- close
+class Slow(Stranger):
+    """A stranger whose broker has a store that answers when it is asked to."""
+
+    def listen(self) -> None:
+        while octets := self.server.output():
+            self.heard += octets
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_close_is_answered_when_settled_messages_are_in_their_queues(world: World, *, refused: bool) -> None:
+    """2.4.3: a peer that has sent a close, and has its answer, knows that what it sent before was carried out."""
+    slow = Slow(world)
+    slow.greet()
+    slow.attach(0, node("q"))
+    slow.transfer(0, 1, body(), settled=True)
+    slow.told()
+    world.fault = StoreFull("the disk is full") if refused else None
+    slow.say(frame(CLOSE, []))
+    assert slow.told() == []
+    assert not slow.server.closed
+    while world.jobs:
+        world.jobs.popleft()()
+    slow.listen()
+    assert closed_with(slow.told()) == "without an error"
+    assert world.queue().available == (not refused)
+    assert slow.server.closed
+
+
+def test_a_close_behind_nothing_is_answered_at_once(world: World) -> None:
+    """There is nothing to wait for: no force of the store is made for a close."""
+    slow = Slow(world)
+    slow.greet()
+    slow.told()
+    slow.say(frame(CLOSE, []))
+    assert closed_with(slow.told()) == "without an error"
+    assert not world.jobs
