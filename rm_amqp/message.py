@@ -65,6 +65,8 @@ _NO_FIELDS: Final = b"\x00\x53\x70\x45\x00\x53\x73\x45"
 """A header and properties that say nothing."""
 _NO_HEADER: Final = _NO_FIELDS[:4]
 _NO_PROPERTIES: Final = _NO_FIELDS[4:]
+_NO_BODY: Final = b"\x00\x53\x77\x40"
+"""A body that is null: a message has a body."""
 
 
 class Encodable(Protocol):
@@ -137,7 +139,9 @@ class Message:
                 raise TypeError("the properties are a dict")
             pieces.append(b"\x00\x53\x74")
             _write(pieces, self.properties, 0)
-        if self.body is not None:
+        if self.body is None:
+            pieces.append(_NO_BODY)
+        else:
             pieces.append(self._section())
             _write(pieces, self.body, 0)
         return b"".join(pieces)
@@ -218,7 +222,7 @@ class Message:
 def encoded(message: Encodable) -> bytes:
     """The octets of a message that is to be sent. XaMisuse: it holds a value that can't be sent, which is named."""
     try:
-        return bytes(message.encode())
+        octets = bytes(message.encode())
     except Exception as error:
         for what in ("body", "properties"):
             for why in refusals(f"the message's {what}", getattr(message, what, None)):
@@ -226,6 +230,9 @@ def encoded(message: Encodable) -> bytes:
         if isinstance(message, Message):
             raise xa_error(Code.XAER_INVAL, f"work: the message can't be encoded: {error}") from error
         raise
+    if not isinstance(message, Message) and getattr(message, "body", octets) is None:
+        octets += _NO_BODY  # proton leaves it out
+    return octets
 
 
 def read(octets: bytes) -> Message:

@@ -35,6 +35,7 @@ class OutgoingDelivery:
 
     __slots__ = (
         "aborting",
+        "format",
         "id",
         "link",
         "local_state",
@@ -47,9 +48,12 @@ class OutgoingDelivery:
         "tag",
     )
 
-    def __init__(self, link: SenderLink, tag: bytes, state: bytes | None, *, settled: bool) -> None:
+    def __init__(
+        self, link: SenderLink, tag: bytes, state: bytes | None, *, settled: bool, message_format: int
+    ) -> None:
         self.link = link
         self.tag = tag
+        self.format = message_format
         self.id = -1
         """The delivery-id, once the first transfer is made."""
         self.progress = WAITING

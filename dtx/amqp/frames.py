@@ -163,10 +163,19 @@ def _described(code: int, count: int, items: bytes) -> bytes:
 
 
 def transfer_body(
-    handle: int, delivery_id: int, tag: bytes, state: bytes | None, *, settled: bool, more: bool
+    handle: int,
+    delivery_id: int,
+    tag: bytes,
+    state: bytes | None,
+    *,
+    settled: bool,
+    more: bool,
+    message_format: int = 0,
 ) -> bytes:
     """The performative of the first transfer of a delivery; `state` is encoded already."""
-    items = b"".join((_uint(handle), _uint(delivery_id), b"\xa0", bytes((len(tag),)), tag, b"\x43", _FLAGS[settled]))
+    format_octets = b"\x43" if not message_format else _uint(message_format)
+    tag_octets = bytes((len(tag),)) + tag
+    items = b"".join((_uint(handle), _uint(delivery_id), b"\xa0", tag_octets, format_octets, _FLAGS[settled]))
     if state is not None:
         return _described(0x14, 8, items + _FLAGS[more] + b"\x40" + state)
     return _described(0x14, 6, items + _TRUE) if more else _described(0x14, 5, items)

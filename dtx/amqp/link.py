@@ -237,7 +237,14 @@ class SenderLink(Link):
         return first is not None and first[0].progress is not WAITING
 
     def send(
-        self, tag: bytes, octets: bytes, state: bytes | None = None, *, settled: bool = False, more: bool = False
+        self,
+        tag: bytes,
+        octets: bytes,
+        state: bytes | None = None,
+        *,
+        settled: bool = False,
+        more: bool = False,
+        message_format: int = 0,
     ) -> OutgoingDelivery:
         """Sends a message, or with `more` its first part. There has to be credit for it, and no other delivery that
         is incomplete. Tag and state fit in the smallest frame: they have at most MAX_TAG and MAX_STATE octets."""
@@ -248,7 +255,7 @@ class SenderLink(Link):
             raise ValueError("the delivery's tag or state is too long")
         if self.current is not None:
             raise ValueError("the link's last delivery is not complete")
-        delivery = OutgoingDelivery(self, tag, state, settled=settled)
+        delivery = OutgoingDelivery(self, tag, state, settled=settled, message_format=message_format)
         self._given = (self._given + 1) & MAX_UINT
         self.current = delivery
         delivery.add(octets, more=more)

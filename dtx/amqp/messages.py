@@ -4,7 +4,8 @@ A message is a sequence of described values, in this order, each at most once bu
 delivery-annotations (71), message-annotations (72), properties (73), application-properties (74), body (75
 data, 76 amqp-sequence, 77 amqp-value), footer (78). A resource stores and forwards messages as the octets
 that they are; what it changes, the header and the delivery annotations, stands in front, and the rest is
-never decoded.
+never decoded. `check_sections` says whether octets are such a sequence; what a store of an earlier version holds
+may be none.
 """
 
 from __future__ import annotations
@@ -145,6 +146,39 @@ def read_section(octets: bytes, at: int) -> tuple[int, int]:
     if not HEADER <= code <= FOOTER:
         raise DecodeError(f"there is no section of a message at {at}")
     return code, start
+
+
+_BEHIND: Final[dict[int, frozenset[int]]] = {
+    0: frozenset(range(HEADER, FOOTER)),
+    **{code: frozenset(range(code + 1, FOOTER)) for code in range(HEADER, DATA)},
+    DATA: frozenset({DATA, FOOTER}),
+    SEQUENCE: frozenset({SEQUENCE, FOOTER}),
+    VALUE: frozenset({FOOTER}),
+    FOOTER: frozenset(),
+}
+"""Which sections may stand behind a section; 0 is for the beginning of a message."""
+
+
+def check_sections(octets: bytes, at: int) -> None:
+    """WireError unless the octets behind the header, which ends at `at`, are the other sections of a message: in their
+    order, with a body, and nothing behind them. `at` is 0 for a message without a header."""
+    try:
+        _check_sections(octets, at)
+    except DecodeError as error:
+        raise WireError(Condition.DECODE_ERROR, str(error)) from None
+
+
+def _check_sections(octets: bytes, at: int) -> None:
+    last, end = HEADER if at else 0, len(octets)
+    behind = _BEHIND[last]
+    while at < end:
+        code, start = read_section(octets, at)
+        if code not in behind:
+            raise DecodeError(f"section {code:#x} is at the wrong place")
+        at = skip(octets, start)
+        last, behind = code, _BEHIND[code]
+    if last < DATA:
+        raise DecodeError("a message has a body")
 
 
 def read_header(octets: bytes) -> Header:

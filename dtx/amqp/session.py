@@ -276,14 +276,11 @@ class Session:
             self._next_delivery_id = (delivery.id + 1) & MAX_UINT
             link.began()
             settled = delivery.settles_at_end
-            body = transfer_body(
-                link.handle, delivery.id, delivery.tag, delivery.local_state, settled=settled, more=more
-            )
+            handle, tag, state, form = link.handle, delivery.tag, delivery.local_state, delivery.format
+            body = transfer_body(handle, delivery.id, tag, state, settled=settled, more=more, message_format=form)
             if not more and len(body) + delivery.size > room:
                 more = True
-                body = transfer_body(
-                    link.handle, delivery.id, delivery.tag, delivery.local_state, settled=settled, more=True
-                )
+                body = transfer_body(handle, delivery.id, tag, state, settled=settled, more=True, message_format=form)
         else:
             body = continuation_body(link.handle, more=more)
             if not more and len(body) + delivery.size > room:

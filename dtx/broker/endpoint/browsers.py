@@ -14,6 +14,7 @@ from dtx.amqp.performatives import SENDER_UNSETTLED
 from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.broker.endpoint.link import MessageRead, SendingLink, claim_reader
 from dtx.broker.queues.entry import State
+from dtx.broker.queues.payloads import split_format
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.protocol.addresses import ORIGIN_QUEUE, ORIGIN_WORK
 from dtx.protocol.conditions import Refusal
@@ -140,15 +141,17 @@ class BrowsingLink(SendingLink, ABC):
             if payload is None:
                 self.missed(entry)
             elif self.shows(entry, payload):
-                self._send(self.shown(entry, payload))
+                message_format, octets = split_format(payload)
+                self._send(octets if message_format else self.shown(entry, octets), message_format)
 
-    def _send(self, octets: bytes) -> None:
+    def _send(self, octets: bytes, message_format: int) -> None:
         if self.largest and len(octets) > self.largest:
             message = f"a message has {len(octets)} octets, and the receiver takes {self.largest}"
             self.detach(Refusal(Condition.MESSAGE_SIZE, message, Code.XAER_INVAL))
             return
         self._tag = (self._tag + 1) & 0xFFFF_FFFF
-        self.sender.send(self._tag.to_bytes(4, "big"), octets, settled=self._settles)
+        tag = self._tag.to_bytes(4, "big")
+        self.sender.send(tag, octets, settled=self._settles, message_format=message_format)
         self._unsettled += not self._settles
         self.container.touch(self.connection)
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.amqp.messages import NO_FACTS, read_facts, read_header, with_header
+from dtx.amqp.messages import NO_FACTS, check_sections, read_facts, read_header, with_header
 from dtx.broker.endpoint.link import FATAL, ReceivingLink, refusal_of
 from dtx.broker.queues.entry import Entry
+from dtx.broker.queues.payloads import with_format
 from dtx.protocol.conditions import Refusal, RefusedError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class IncomingLink(ReceivingLink):
 
     def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         try:
-            entry = self._entry(octets)
+            entry = self._entry(octets) if not delivery.format else self._foreign_entry(octets, delivery.format)
             if context is not None:
                 answer = partial(self.decided, self.wait(delivery)) if delivery.settles_second and not settled else None
                 state = context.post(entry, answer)
@@ -83,15 +84,30 @@ class IncomingLink(ReceivingLink):
         except (RefusedError, WireError) as error:
             self._refused(delivery, context, refusal_of(error), settled=settled)
 
-    def _entry(self, octets: bytes) -> Entry:
+    def _queue_with_room(self, octets: bytes) -> Queue:
         queue = self._queue_for(octets)
         if queue.deleted or queue.closing:
             raise WireError(Condition.NOT_FOUND, f"the queue {queue.name} is gone")
         full = queue.refusal(len(octets))
         if full:
             raise WireError(Condition.RESOURCE_LIMIT, full)
+        return queue
 
+    def _foreign_entry(self, octets: bytes, message_format: int) -> Entry:
+        """A message of another format than 0: it is passed on as the octets that it is, with its format."""
+        if self._relays:
+            message = f"a message of format {message_format} can't say in `to` where it goes"
+            raise WireError(Condition.NOT_IMPLEMENTED, message)
+        queue = self._queue_with_room(octets)
+        payload = with_format(octets, message_format)
+        ttl_ms = queue.settings.ttl_ms
+        expires_ms = self._resource.now_ms + ttl_ms if ttl_ms else 0
+        return Entry(queue, self._resource.number(), len(payload), expires_ms, payload)
+
+    def _entry(self, octets: bytes) -> Entry:
+        queue = self._queue_with_room(octets)
         header = read_header(octets)
+        check_sections(octets, header.end)
         facts = read_facts(octets, header.end)
         if header.delivery_count or header.first_acquirer:  # both are for the queue to say
             octets = with_header(octets, header, delivery_count=0, ttl_ms=header.ttl_ms)

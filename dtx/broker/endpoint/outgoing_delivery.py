@@ -135,8 +135,6 @@ class Stream:
             else:
                 link.broken_off(sent)
             return
-        if number == 0 and (sent.entry.count or sent.entry.expires_ms or sent.entry.apart):
-            piece = link.with_notes(sent.entry, with_facts(sent.entry, piece, link.resource.now_ms))
         last = number + 1 == self._pieces
         if sent.delivery is None:
             link.begin(sent, piece, more=not last)

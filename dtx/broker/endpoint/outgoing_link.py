@@ -22,6 +22,7 @@ from dtx.broker.endpoint.outgoing_delivery import NOTES, OutgoingDelivery, Strea
 from dtx.broker.endpoint.states import ATTACHED, DECIDED, ENDED, FREE, Attachment
 from dtx.broker.queues.entry import State
 from dtx.broker.queues.outcomes import APART, FAILED, GIVEN_BACK, GIVEN_BACK_OCTETS, LOST, REASON, TAKEN, rejected_state
+from dtx.broker.queues.payloads import FOREIGN, split_format
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.broker.transactions.contexts import unknown_id
 from dtx.protocol.addresses import TXN_ID
@@ -207,12 +208,20 @@ class OutgoingLink(SendingLink):
     def queued(self) -> bool:
         return self.sender.queued > 0
 
-    def begin(self, sent: OutgoingDelivery, octets: bytes, *, more: bool) -> None:
-        """Sends a message, or its first part."""
+    def begin(self, sent: OutgoingDelivery, payload: bytes, *, more: bool) -> None:
+        """Sends a message, or its first part, with the header and the notes that it has by now. Those of a message of
+        another format than 0 would be no part of it."""
+        entry, message_format, octets = sent.entry, 0, payload
+        if payload[:1] == FOREIGN:
+            message_format, octets = split_format(payload)
+        elif entry.count or entry.expires_ms or entry.apart:
+            octets = self._with_notes(entry, with_facts(entry, payload, self.resource.now_ms))
         self._tag = (self._tag + 1) & 0xFFFF_FFFF
         state = self._acquisition if sent.context is self._context and not self.settles else None
         tag = self._tag.to_bytes(4, "big")
-        sent.delivery = self.sender.send(tag, octets, state, settled=self.settles, more=more)
+        sent.delivery = self.sender.send(
+            tag, octets, state, settled=self.settles, more=more, message_format=message_format
+        )
         if not self.settles:
             self._sent[sent.delivery] = sent
         self.container.touch(self.connection)
@@ -220,14 +229,11 @@ class OutgoingLink(SendingLink):
     def _send(self, sent: OutgoingDelivery) -> None:
         payload, sent.payload = sent.payload or b"", None
         sent.unload()
-        entry = sent.entry
-        if entry.count or entry.expires_ms or entry.apart:
-            payload = self.with_notes(entry, with_facts(entry, payload, self.resource.now_ms))
         self.begin(sent, payload, more=False)
         if self.settles:
             self._sent_settled(sent)
 
-    def with_notes(self, entry: Entry, octets: bytes) -> bytes:
+    def _with_notes(self, entry: Entry, octets: bytes) -> bytes:
         """The message, or its first octets, with what its last consumers have said of it: the reason, unless the peer
         takes no message of that size."""
         notes: Map = {APART: True} if entry.apart else {}

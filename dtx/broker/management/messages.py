@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.amqp.values import Ulong
+from dtx.amqp.values import Uint, Ulong
 from dtx.broker.management.request import time_of
 from dtx.broker.management.transfers import Transfer, Unmoved, result
 from dtx.broker.queues.entry import Entry, write_post
+from dtx.broker.queues.payloads import split_format
 from dtx.broker.transactional_resource import fits_one_piece, not_stored
 from dtx.protocol.conditions import refused
 from dtx.store.contract import CHUNK, Batch
@@ -73,7 +74,7 @@ def page(request: ManagementRequest) -> list[Value]:
 
 
 def read(request: ManagementRequest, answer: Answer) -> None:
-    """A message's octets, as they came."""
+    """A message's octets, as they came, and its message-format where that is not 0."""
     queue = queue_of(request)
     entry = _one(request, queue)
     if entry.size > MAX_READ:
@@ -81,7 +82,9 @@ def read(request: ManagementRequest, answer: Answer) -> None:
         raise refused(Code.XAER_INVAL, message)
 
     def fetched(payload: bytes | None) -> None:
-        answer({"octets": payload or b"", "deliveries": Ulong(entry.count)})
+        message_format, octets = split_format(payload or b"")
+        foreign: Map = {"format": Uint(message_format)} if message_format else {}
+        answer({"octets": octets, "deliveries": Ulong(entry.count), **foreign})
 
     _fetch(request, entry, fetched)
 

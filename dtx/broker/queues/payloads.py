@@ -3,6 +3,10 @@
 A consumer that takes message by message would wait for the store at each of them. So where a message of a queue is
 read, the ones behind it are read as well, up to AHEAD of them and ROOM octets over all queues. When there is no room,
 the oldest payload goes for the next one: it can be read again, and not much more is read than is sent.
+
+A payload is the octets of a message as they came. Only a message whose message-format is not 0, of which nothing is
+known here, has FOREIGN and that format, in four octets, before it: if and only if a payload begins with FOREIGN it is
+one, because a message of format 0 begins with a described value (00).
 """
 
 from __future__ import annotations
@@ -25,6 +29,19 @@ if TYPE_CHECKING:
 AT_ONCE: Final = 500
 AHEAD: Final = 64
 ROOM: Final = 4 << 20
+FOREIGN: Final = b"\x01"
+
+
+def with_format(octets: bytes, message_format: int) -> bytes:
+    """The payload of a message of this format, which is not 0."""
+    return FOREIGN + message_format.to_bytes(4, "big") + octets
+
+
+def split_format(payload: bytes) -> tuple[int, bytes]:
+    """The message-format of a payload, or of its first piece, and the octets of its message."""
+    if payload[:1] != FOREIGN:
+        return 0, payload
+    return int.from_bytes(payload[1:5], "big"), payload[5:]
 
 
 class Payloads:
