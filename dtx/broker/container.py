@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dtx.amqp.link import Link as LinkEndpoint
+    from dtx.amqp.performatives import Error
     from dtx.amqp.sasl.mechanisms import Identity
     from dtx.amqp.session import Session as SessionEndpoint
+    from dtx.amqp.sole_connection import SoleConnection
     from dtx.broker.access.credentials import Credentials
     from dtx.broker.queues.counters import Meter
     from dtx.broker.queues.entry import Continuing
@@ -102,6 +104,7 @@ class ServedConnection(Protocol):
     since_ms: int
     meter: Meter
     txns: TxnIds
+    sole: SoleConnection | None
 
     @property
     def sessions(self) -> Mapping[SessionEndpoint, ServedSession]: ...
@@ -115,6 +118,7 @@ class ServedConnection(Protocol):
     def go_on(self) -> bool: ...
     def tick(self, now_ms: int, held_ms: int) -> int: ...
     def close(self, refusal: Refusal | None) -> None: ...
+    def close_for(self, error: Error) -> None: ...
 
 
 class Container:
@@ -148,6 +152,8 @@ class Container:
         self.accounts = Accounts(self.resource, permissions, credentials)
         self.lines = RateLimitedLog(clock.monotonic)
         self.connections: dict[int, ServedConnection] = {}
+        self.named: dict[tuple[str, str], dict[ServedConnection, None]] = {}
+        """The open connections of each container, by its user and its container-id."""
         self._touched: dict[ServedConnection, None] = {}
         self._wanting: dict[ServedConnection, None] = {}
         self.long_turns = 0
@@ -155,8 +161,6 @@ class Container:
         self.settled_and_refused = 0
         """Messages outside of transactions that were sent settled and not taken: no outcome tells their senders."""
         self._links: dict[LinkKey, ServedLink] = {}
-        self.shared_nodes: set[str] = set()
-        """Dynamic nodes from which every connection may receive: those that were made to send there."""
         self.since_ms = self.resource.now_ms
         self._continuing: FairQueue[Continuing] = FairQueue()
 
@@ -264,21 +268,17 @@ class DynamicNodes:
         self._memory = Memory(container.limits.dynamic_octets)
         self.queues: dict[str, Queue] = {}
 
-    def make(self, *, shared: bool = False) -> Queue:
-        """A new node. Its name can't be guessed: a peer that knows it may send there, and also receive if the node is
-        `shared`."""
+    def make(self) -> Queue:
+        """A new node. Its name can't be guessed: a peer that knows it may send there."""
         name = f"{DYNAMIC}{self._container.nonce(16).hex()}"
         if len(self.queues) >= self._container.limits.dynamic_nodes:
             message = f"a connection may have {self._container.limits.dynamic_nodes} dynamic nodes"
             raise refused(Code.XAER_RMERR, message, condition=Condition.RESOURCE_LIMIT)
         queue = self._container.resource.make_dynamic(name, self._memory)
         self.queues[name] = queue
-        if shared:
-            self._container.shared_nodes.add(name)
         return queue
 
     def drop(self, queue: Queue) -> None:
         """The node goes."""
         if self.queues.pop(queue.name, None) is not None:
-            self._container.shared_nodes.discard(queue.name)
             self._container.resource.drop_dynamic(queue)

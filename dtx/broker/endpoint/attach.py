@@ -2,7 +2,8 @@
 
 The terminus decides: the coordinator, an address of the resource's own, a dynamic node, a branch to read, or a queue.
 What the answer echoes of the peer's terminus is honoured. Everything else is left out of the answer, or refused by its
-name where the peer could not work without it (topics, shared and durable subscriptions, resumed deliveries).
+name where the peer could not work without it (topics, shared and durable subscriptions, resumed deliveries, nodes and
+termini that outlive their links).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dtx.amqp.conditions import Condition
 from dtx.amqp.link import ReceiverLink, SenderLink
 from dtx.amqp.messages import read_destination
 from dtx.amqp.performatives import Coordinator, Source, Target
-from dtx.amqp.values import Described, Symbol, Ulong
+from dtx.amqp.values import Array, Described, Symbol, Ulong
 from dtx.broker.access.permissions import Action
 from dtx.broker.endpoint.browsers import BranchBrowser, DepthLink, QueueBrowser
 from dtx.broker.endpoint.control_link import ALL_CAPABILITIES, PLAIN_CAPABILITIES, ControlLink
@@ -36,7 +37,7 @@ from xa.state_tables import BranchState
 if TYPE_CHECKING:
     from dtx.amqp.link import Link as LinkEndpoint
     from dtx.amqp.performatives import Attach
-    from dtx.amqp.values import Map
+    from dtx.amqp.values import Map, Value
     from dtx.broker.endpoint.link import Link, LinkConnection, Session
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.queues.queue import Queue
@@ -60,9 +61,24 @@ UNSUPPORTED: Final = {
     "global": "shared subscriptions are not supported: every address is a queue",
 }
 TOPIC_SCHEME: Final = "topic://"
-_DELETED_ON_CLOSE: Final[Map] = {Symbol("lifetime-policy"): Described(Ulong(0x2B), [])}
+ON_LINK_DETACH: Final = "link-detach"
+EXPIRIES: Final = frozenset({ON_LINK_DETACH, "session-end", "connection-close", "never"})
+"""The expiry policies of a terminus: when what is kept of it goes."""
+HONOURED_EXPIRIES: Final = frozenset({ON_LINK_DETACH, "session-end"})
+LIFETIME: Final = Symbol("lifetime-policy")
+DIST_MODES: Final = Symbol("supported-dist-modes")
+DELETE_ON_CLOSE: Final = "delete-on-close"
+_LIFETIMES: Final[dict[Value, str]] = {
+    descriptor: name
+    for code, name in enumerate(
+        (DELETE_ON_CLOSE, "delete-on-no-links", "delete-on-no-messages", "delete-on-no-links-or-messages"), start=0x2B
+    )
+    for descriptor in (Ulong(code), Symbol(f"amqp:{name}:list"))
+}
+_DELETED_ON_CLOSE: Final[Map] = {LIFETIME: Described(Ulong(0x2B), [])}
 """How long a dynamic node lives: until its link is closed."""
 NO_ADDRESS: Final = "a {} needs an address"
+MAX_SHOWN: Final = 64
 
 
 def attach(connection: LinkConnection, session: Session, endpoint: LinkEndpoint) -> Link | None:
@@ -85,7 +101,9 @@ def attach(connection: LinkConnection, session: Session, endpoint: LinkEndpoint)
 
 
 def _check(remote: Attach) -> None:
-    """Refuses by its name what the peer wants and can't do without."""
+    """Refuses what makes no sense, and by its name what the peer wants and can't do without."""
+    if not remote.receiver and remote.initial_delivery_count is None:
+        raise _invalid("a sender's attach has an initial-delivery-count")
     if remote.unsettled or remote.incomplete_unsettled:
         raise _not_implemented("resuming deliveries is not supported")
     for terminus in (remote.source, remote.target):
@@ -96,6 +114,42 @@ def _check(remote: Attach) -> None:
                 raise _not_implemented(message)
         if terminus.address is not None and terminus.address.startswith(TOPIC_SCHEME):
             raise _not_implemented(UNSUPPORTED["topic"])
+    ours = remote.source if remote.receiver else remote.target
+    if ours is not None and not isinstance(ours, Coordinator):
+        _check_lifetimes(ours)
+
+
+def _check_lifetimes(terminus: Source | Target) -> None:
+    """Refuses a terminus or a node that is to outlive what it can."""
+    expiry = terminus.expiry_policy
+    if expiry not in EXPIRIES:
+        raise _invalid(f"{expiry[:MAX_SHOWN]!r} is no expiry policy")
+    if expiry not in HONOURED_EXPIRIES:
+        raise _not_implemented(f"the expiry policy {expiry} is not supported: nothing outlives its session here")
+
+    properties = terminus.dynamic_node_properties
+    if not properties:
+        return
+    if not terminus.dynamic:
+        raise _invalid("dynamic-node-properties are for a dynamic node")
+    if any(type(key) is not Symbol for key in properties):
+        raise _invalid("the keys of dynamic-node-properties are symbols")
+    lifetime = properties.get(LIFETIME)
+    if lifetime is not None:
+        known = type(lifetime) is Described and type(lifetime.descriptor) in {Symbol, Ulong} and lifetime.value == []
+        name = _LIFETIMES.get(lifetime.descriptor) if known and type(lifetime) is Described else None
+        if name is None:
+            raise _invalid("the lifetime-policy of a dynamic node is none of AMQP's")
+        if name != DELETE_ON_CLOSE:
+            raise _not_implemented(f"the lifetime policy {name} is not supported: a dynamic node goes with its link")
+    modes = properties.get(DIST_MODES)
+    named = modes if type(modes) is Array else (modes,)
+    if modes is not None and not all(type(mode) is Symbol and mode in {MOVE, COPY} for mode in named):
+        raise _invalid("supported-dist-modes are move and copy")
+
+
+def _invalid(message: str) -> RefusedError:
+    return refused(Code.XAER_INVAL, message)
 
 
 def _not_implemented(message: str) -> RefusedError:
@@ -122,7 +176,7 @@ def _receiver(connection: LinkConnection, session: Session, endpoint: ReceiverLi
 
     limit = connection.container.limits.message_octets
     if target.dynamic:
-        node = connection.nodes.make(shared=True)
+        node = connection.nodes.make()
         link = IncomingLink(connection, session, endpoint, lambda _: node, node)
         answer = Target(
             node.name,
@@ -246,9 +300,8 @@ def _queue(connection: LinkConnection, address: str, action: Action) -> Queue:
         node = container.resource.queues.get(address)
         if node is None:
             raise refused(Code.XAER_NOTA, f"there is no dynamic node {address!r}, or not any more")
-        own = address in connection.nodes.queues or address in container.shared_nodes
-        if action is not Action.PRODUCE and not own:
-            message = "only the connection that made a dynamic source may receive from it"
+        if action is not Action.PRODUCE and address not in connection.nodes.queues:
+            message = "only the connection that made a dynamic node may receive from it"
             raise refused(Code.XAER_RMERR, message, condition=Condition.NOT_ALLOWED)
         return node
     if address.startswith(RESERVED):

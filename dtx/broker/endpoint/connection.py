@@ -23,6 +23,15 @@ from dtx.amqp.events import (
     SessionEnded,
     Transferred,
 )
+from dtx.amqp.sole_connection import (
+    REFUSED,
+    REFUSED_PROPERTIES,
+    REPLACED,
+    SOLE_CONNECTION,
+    asked_by,
+    closes_existing,
+    conflicts,
+)
 from dtx.amqp.values import Symbol
 from dtx.broker.container import DynamicNodes
 from dtx.broker.endpoint.attach import attach
@@ -51,8 +60,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.amqp.link import Link as LinkEndpoint
+    from dtx.amqp.performatives import Error
     from dtx.amqp.sasl.mechanisms import Identity
     from dtx.amqp.session import Session as SessionEndpoint
+    from dtx.amqp.sole_connection import SoleConnection
     from dtx.amqp.values import Map
     from dtx.broker.container import Container, LinkKey
     from dtx.broker.endpoint.link import Link
@@ -84,6 +95,8 @@ class BrokerConnection:
         self.identity = identity
         self.peer = peer
         self.peer_container = ""
+        self.sole: SoleConnection | None = None
+        """What it asks for as to other connections of its container."""
         self.product = ""
         """The name of the peer's library, as its open says."""
         self.since_ms = container.resource.clock.wall_ms()
@@ -221,11 +234,20 @@ class BrokerConnection:
 
     def close(self, refusal: Refusal | None) -> None:
         """Closes the connection, with an error where there is one."""
-        if self.state is SERVED:
-            if refusal is not None:
-                self.state = advance(SERVICE, self.state, ServiceVerb.CLOSE)
+        if refusal is not None:
+            self.close_for(error_of(refusal))
+        elif self.state is SERVED:
             self._end_sessions(in_order=True)
-            self._endpoint.close(None if refusal is None else error_of(refusal))
+            self._endpoint.close()
+            self.container.touch(self)
+
+    def close_for(self, error: Error) -> None:
+        """Closes the connection with this error."""
+        if self.state is SERVED:
+            self.state = advance(SERVICE, self.state, ServiceVerb.CLOSE)
+            self._forget_name()
+            self._end_sessions(in_order=True)
+            self._endpoint.close(error)
             self.container.touch(self)
 
     def lost(self) -> None:
@@ -237,16 +259,51 @@ class BrokerConnection:
         self._endpoint.lose()
         self.room.draining.clear()
         self.container.connections.pop(self.number, None)
+        self._forget_name()
         self.container.resource.settle()
 
     # -- events
     def _on_open(self, event: ConnectionOpened) -> None:
         self.peer_container = event.remote.container_id
         self.product = _product(event.remote.properties)
-        self._endpoint.open(offered=CAPABILITIES, properties=PRODUCT)
+        try:
+            self.sole = asked_by(event.remote)
+        except ValueError as error:
+            self._endpoint.open(offered=CAPABILITIES, properties=PRODUCT)
+            self.close(Refusal(Condition.INVALID_FIELD, str(error), Code.XAER_INVAL))
+            return
+
+        named = self.container.named.setdefault(self._name, {})
+        others = [other for other in named if conflicts(self.sole, other.sole)]
+        if not all(closes_existing(self.sole, other.sole) for other in others):
+            self._endpoint.open(offered=CAPABILITIES, properties={**PRODUCT, **REFUSED_PROPERTIES})
+            self.close_for(REFUSED)
+            return
+        for other in others:
+            other.close_for(REPLACED)
+        self.container.named.setdefault(self._name, {})[self] = None
+        if self.sole is None:
+            self._endpoint.open(offered=CAPABILITIES, properties=PRODUCT)
+        else:
+            self._endpoint.open(
+                offered=(*CAPABILITIES, SOLE_CONNECTION), properties={**PRODUCT, **self.sole.properties}
+            )
+
+    @property
+    def _name(self) -> tuple[str, str]:
+        return self.identity.name, self.peer_container
+
+    def _forget_name(self) -> None:
+        """It is no longer one of its container's connections."""
+        named = self.container.named.get(self._name)
+        if named is not None:
+            named.pop(self, None)
+            if not named:
+                del self.container.named[self._name]
 
     def _on_close(self, event: ConnectionClosed) -> None:
         self.state = advance(SERVICE, self.state, ServiceVerb.CLOSE)
+        self._forget_name()
         self._end_sessions(in_order=_in_order(event))
         if not self.unconfirmed:
             self._endpoint.close()

@@ -514,10 +514,10 @@ def test_a_dynamic_node_has_an_address_of_ours(world: World, asked: str | None, 
     The address of the source MUST be set when sent on an attach frame sent by the receiving link …
     If the dynamic field is not set to true this field MUST be left unset.
     The value of this entry MUST be of a type which provides the lifetime-policy archetype."""
-    policy: Map = {Symbol("lifetime-policy"): Described(Ulong(0x2C), [])}
+    policy: Map = {Symbol("lifetime-policy"): Described(Ulong(0x2B), [])}
     stranger = connected(world)
     for handle, dynamic in enumerate((True, None)):
-        fields: list[Value] = [asked if dynamic else "q", None, None, None, dynamic, policy]
+        fields: list[Value] = [asked if dynamic else "q", None, None, None, dynamic, policy if dynamic else None]
         terminus_asked = {"source" if receiver else "target": Described(Ulong(0x28 if receiver else 0x29), fields)}
         stranger.attach(handle, **terminus_asked, receiver=receiver)
         answer = terminus(attach_answer(stranger.told())[5 if receiver else 6])

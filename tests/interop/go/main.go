@@ -343,9 +343,8 @@ var scenarios = map[string]scenario{
 	"dynamic target": func(u *user) any {
 		sender := u.sender("", &amqp.SenderOptions{DynamicAddress: true})
 		check(sender.Send(u.ctx, amqp.NewMessage([]byte("to a dynamic target")), nil))
-		other := u.connect(nil)
-		receiver := other.receiver(sender.Address(), nil)
-		message := other.next(receiver)
+		receiver := u.receiver(sender.Address(), nil)
+		message := u.next(receiver)
 		check(receiver.AcceptMessage(u.ctx, message))
 		return string(message.GetData())
 	},
