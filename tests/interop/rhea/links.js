@@ -96,9 +96,6 @@ scenarios.promises = async connection => {
     await browsed(connection, 'promised');
     return {condition: condition};
 };
-    return {condition: condition, durable: answer.durable || 0, lasts: answer.expiry_policy === 'never',
-        capabilities: [].concat(answer.capabilities || []).map(String)};
-};
 
 scenarios.drain = async connection => {
     const out = await sender(connection, 'drained'), back = await receiver(connection, 'drained');
