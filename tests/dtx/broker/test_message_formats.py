@@ -76,8 +76,16 @@ def test_a_message_has_its_sections_in_their_order(peer: Peer, codes: tuple[int,
     assert posted(peer, sections(*codes)).remote_state == Delivery.ACCEPTED
 
 
+@pytest.mark.parametrize("codes", [(0x70, 0x73), (0x73,), (0x70, 0x73, 0x74), (0x74,)])
+def test_properties_need_no_body(peer: Peer, codes: tuple[int, ...]) -> None:
+    """Qpid JMS sends a `Message` so, and proton a message whose body is None: refused, they would be lost, because both
+    send without waiting for the outcome."""
+    assert posted(peer, sections(*codes)).remote_state == Delivery.ACCEPTED
+
+
 WRONG = {
-    "no body": sections(0x70, 0x73),
+    "no body behind the header": sections(0x70),
+    "no body behind the annotations": sections(0x70, 0x71, 0x72),
     "nothing": b"",
     "no body before the footer": sections(0x73, 0x78),
     "two bodies": sections(0x75, 0x77),
@@ -97,7 +105,7 @@ WRONG = {
 @pytest.mark.parametrize("why", WRONG)
 def test_what_is_no_message_of_format_0_is_refused(peer: Peer, why: str) -> None:
     """2.8.11, 3.2.16: the format 0 is that of the messaging chapter: sections in their order, each at most once but for
-    the body, which has to be there."""
+    the body, which has to be there behind a header or annotations alone."""
     assert refused_with(posted(peer, WRONG[why])).condition == Condition.DECODE_ERROR
     assert peer.drained("q") == []
 
