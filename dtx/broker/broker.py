@@ -299,7 +299,7 @@ class Broker:
             peer = self.peers.get(connection)
             if peer is not None:
                 self.scheduler.wants_turn(peer)
-        if self.container.resource.schedule.sooner:
+        if self.container.resource.is_due_sooner:
             self.tick_within(self.container.resource.next_due_in())
         if writes and self._store.waits:  # of what was completed or sent just now: the others have their turn before
             self._flush_later()

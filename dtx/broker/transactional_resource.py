@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from dtx.amqp.conditions import Condition
 from dtx.broker.queues.counters import Memory
 from dtx.broker.queues.entry import ORIGIN, Effect, Entry, Origin, State, write_post
-from dtx.broker.queues.message_times import MessageAges, Schedule
+from dtx.broker.queues.message_times import ExpirySchedule, MessageAges, Schedule
 from dtx.broker.queues.outcomes import FailureReasons
 from dtx.broker.queues.payloads import Payloads
 from dtx.broker.queues.queue import Queue
@@ -44,7 +44,10 @@ MARK: Final = "mark"
 """The kind of the records that say when their number was the next one."""
 MARK_S: Final = 60.0
 LOOK_S: Final = 0.9
-"""How often queues are searched for messages that are to go by themselves; a tick comes each second."""
+"""How often all queues are searched for messages that are to go by themselves, and did not go when their time came; a
+tick comes each second."""
+EXPIRY_S: Final = 0.03
+"""How soon at most it is looked again for messages that expire: many that expire one after the other go together."""
 MOST_MARKS: Final = 5000
 """The marks that the store keeps. Of more, every other one of the older half goes."""
 ROW_OCTETS: Final = 16 * 1024
@@ -121,6 +124,7 @@ class TransactionalResource:
 
         self.timers = TimerQueue()
         self.schedule = Schedule()
+        self.expiries = ExpirySchedule()
         self.reasons = FailureReasons()
         self.removals = Removals(clock.wall_ms, self.submit)
         self._look_at = 0.0
@@ -220,6 +224,8 @@ class TransactionalResource:
             self._mark_at = now + MARK_S
             self._marks_due = (*self._marks_due, (self.number(), now_ms))
         self.schedule.release(now_ms)
+        for queue in self.expiries.take_due(now_ms):
+            self.removals.add(queue)
         if now >= self._look_at:
             self._look_at = now + LOOK_S
             self.removals.look(self.queues.values())
@@ -234,11 +240,19 @@ class TransactionalResource:
         due_in = self.timers.next_in(now)
         return min(1.0, 1.0 if due_in is None else due_in, self.next_due_in())
 
+    @property
+    def is_due_sooner(self) -> bool:
+        """Whether there is a message that is due, or expires, before what `next_due_in` has said."""
+        return self.schedule.sooner or self.expiries.sooner
+
     def next_due_in(self) -> float:
-        """In how many seconds a delayed message is due, at most one: the clock may be set meanwhile."""
-        self.schedule.sooner = False
-        due_ms = self.schedule.next_ms
-        return 1.0 if due_ms is None else min(1.0, max(0, due_ms - self.clock.wall_ms()) / 1000)
+        """In how many seconds a delayed message is due, or another one expires; at most one, because the clock may be
+        set meanwhile."""
+        self.schedule.sooner = self.expiries.sooner = False
+        due_ms, expires_ms, now_ms = self.schedule.next_ms, self.expiries.next_ms, self.now_ms
+        due_in = 1.0 if due_ms is None else max(0, due_ms - now_ms) / 1000
+        expires_in = 1.0 if expires_ms is None else max(EXPIRY_S, (expires_ms - now_ms) / 1000)
+        return min(1.0, due_in, expires_in)
 
     def _remember_marks(self, batch: Batch) -> None:
         """How old messages are is to be known also after a restart. A mark goes with the next change, and is no reason
@@ -340,7 +354,7 @@ class TransactionalResource:
     def is_available(self, queue: Queue) -> None:
         self._marked.append(queue)
 
-    def is_overfull(self, queue: Queue) -> None:
+    def has_to_remove(self, queue: Queue) -> None:
         self.removals.add(queue)
 
     def dead_letter_queue(self, queue: Queue) -> Queue | None:

@@ -1,5 +1,5 @@
 """The times of messages: when those of all queues came (MessageAges), when the delayed ones are due (Schedule), and
-when those of one queue expire (Expirations).
+when those of one queue expire (Expirations), and which queue is the next one in which that happens (ExpirySchedule).
 
 There is one timer for all delayed messages, the resource's. A message that is due has its place by its position, which
 it got when it was committed: in front of what was committed later. So the order is the same after a restart, nothing is
@@ -16,6 +16,7 @@ from dtx.broker.queues.entry import State
 
 if TYPE_CHECKING:
     from dtx.broker.queues.entry import Entry
+    from dtx.broker.queues.queue import Queue
 
 RELEASED: Final = 1000
 """Messages that become available in one turn; the others in the next ones."""
@@ -65,14 +66,17 @@ class Schedule:
 
 
 class Expirations:
-    """The messages of one queue that can expire, by the time at which they do."""
+    """The messages of one queue that can expire, by the time at which they do. Those that are held are judged when they
+    come back: they are set aside as soon as they are in front."""
 
-    __slots__ = ("_heap", "_until_ms")
+    __slots__ = ("_aside", "_heap", "noted_ms")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Entry]] = []
-        """Every message that can expire, and whose time has not come by `_until_ms`."""
-        self._until_ms = 0
+        self._aside: set[int] = set()
+        """The numbers of messages that are held, and not in the heap."""
+        self.noted_ms = 0
+        """The time at which the queue is to be looked at; 0: there is none. The ExpirySchedule's to write."""
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -83,25 +87,92 @@ class Expirations:
 
     def add_again(self, entry: Entry) -> None:
         """A message that can expire, and that was held, is available again."""
-        if entry.expires_ms <= self._until_ms:
+        if entry.number in self._aside:
+            self._aside.remove(entry.number)
             self.add(entry)
 
-    def are_due(self, now_ms: int) -> bool:
-        """Whether there may be messages whose time has passed."""
-        return bool(self._heap) and self._heap[0][0] <= now_ms
+    def forget(self, entry: Entry) -> None:
+        """A message that was held leaves the queue."""
+        self._aside.discard(entry.number)
 
-    def first(self, now_ms: int) -> Entry:
-        """The one whose time has passed first; `drop_first` is to follow. IndexError: there is none."""
-        self._until_ms = max(now_ms, self._until_ms)
-        return self._heap[0][2]
+    def first(self, queue: Queue) -> Entry | None:
+        """The one of the messages that are not held which expires first; `drop_first` takes it out."""
+        heap = self._heap
+        while heap:
+            entry = heap[0][2]
+            if entry.queue is queue and (entry.state is State.AVAILABLE or entry.state is State.DELAYED):
+                return entry
+            heappop(heap)
+            if entry.queue is queue and entry.state is State.HELD:
+                self._aside.add(entry.number)
+        return None
 
     def drop_first(self) -> None:
-        """That one is dealt with."""
-        heappop(self._heap)
+        """That one is held, to be removed."""
+        self._aside.add(heappop(self._heap)[2].number)
 
     def clear(self) -> None:
         """The queue is deleted."""
         self._heap.clear()
+        self._aside.clear()
+
+
+class ExpirySchedule:
+    """When queues have messages that expire: one time for each queue, that of its first one, so that there is neither a
+    timer for each message nor a search through all queues. `sooner` is set when a time comes in front of all others.
+
+    A queue is noted when it gets a message that expires before the time for which it is noted. When that time has come,
+    it is no longer noted: whoever looks at it notes it anew, for a time to come."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Queue]] = []
+        self._gone = 0
+        self.sooner = False
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def note(self, queue: Queue, expires_ms: int) -> None:
+        """A message of `queue` expires then."""
+        noted_ms = queue.expirations.noted_ms
+        if noted_ms and noted_ms <= expires_ms:
+            return
+        self.forget(queue)
+        queue.expirations.noted_ms = expires_ms
+        heappush(self._heap, (expires_ms, queue.number, queue))
+        if self._heap[0][2] is queue:
+            self.sooner = True
+
+    def forget(self, queue: Queue) -> None:
+        """A queue is deleted, or is to be noted for another time."""
+        if queue.expirations.noted_ms:
+            queue.expirations.noted_ms = 0
+            self._gone += 1
+            if self._gone > FEW and 2 * self._gone > len(self._heap):
+                self._heap = [item for item in self._heap if item[2].expirations.noted_ms == item[0]]
+                heapify(self._heap)
+                self._gone = 0
+
+    def take_due(self, now_ms: int) -> list[Queue]:
+        """The queues whose time has come."""
+        found: list[Queue] = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            noted_ms, _, queue = heappop(self._heap)
+            if queue.expirations.noted_ms == noted_ms:
+                queue.expirations.noted_ms = 0
+                found.append(queue)
+            else:
+                self._gone -= 1
+        return found
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the next queue is to be looked at; None: there is nothing that expires."""
+        heap = self._heap
+        while heap and heap[0][2].expirations.noted_ms != heap[0][0]:
+            heappop(heap)
+            self._gone -= 1
+        return heap[0][0] if heap else None
 
 
 class MessageAges:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from dtx.broker.queues.entry import Browser, Consumer
-    from dtx.broker.queues.message_times import Schedule
+    from dtx.broker.queues.message_times import ExpirySchedule, Schedule
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.settings import QueueSettings
     from dtx.store.contract import Batch, StoredMessage
@@ -44,6 +44,11 @@ class QueueOwner(Protocol):
     @property
     def schedule(self) -> Schedule:
         """The delayed messages of all queues."""
+        ...
+
+    @property
+    def expiries(self) -> ExpirySchedule:
+        """When the queues have messages that expire."""
         ...
 
     @property
@@ -67,8 +72,8 @@ class QueueOwner(Protocol):
         """There is something for consumers of `queue`."""
         ...
 
-    def is_overfull(self, queue: Queue) -> None:
-        """`queue` has more than it may have."""
+    def has_to_remove(self, queue: Queue) -> None:
+        """`queue` has more than it may have, or a message whose time has passed."""
         ...
 
 
@@ -107,7 +112,7 @@ class Queue:
         self._entries: dict[int, Entry] = {}
         self.readers = Readers(self._entries)
         self._order = Order(self.look, self._freed, ordered_groups=settings.ordered_groups)
-        self._expirations = Expirations()
+        self.expirations = Expirations()
         self._willing: deque[Consumer] = deque()
         self._marked = False
 
@@ -252,9 +257,10 @@ class Queue:
         if counters.memory is not None:
             counters.memory.octets += entry.size
         if entry.expires_ms:
-            self._expirations.add(entry)
+            self.expirations.add(entry)
+            self._owner.expiries.note(self, entry.expires_ms)
         if self.overfull:
-            self._owner.is_overfull(self)
+            self._owner.has_to_remove(self)
         if not self._marked:
             self._mark()
 
@@ -327,10 +333,11 @@ class Queue:
                 else:
                     ready.append(entry)
             if expires_ms:
-                self._expirations.add(entry)
+                self.expirations.add(entry)
 
         self.counters.held = len(held)
         self.counters.octets += octets
+        self.note_expiry(0)
         return held
 
     def next_position(self) -> int:
@@ -461,7 +468,11 @@ class Queue:
         counters.held -= 1
         counters.kept_octets -= entry.size
         if entry.expires_ms:
-            self._expirations.add_again(entry)
+            self.expirations.add_again(entry)
+            if entry.expires_ms > self._owner.now_ms:
+                self._owner.expiries.note(self, entry.expires_ms)
+            else:
+                self._owner.has_to_remove(self)
         if entry.due_ms and self._is_early(entry, self._owner.now_ms):
             self._delay(entry)
             return
@@ -474,7 +485,7 @@ class Queue:
         for browser in self.readers:
             browser.returned(entry)
         if self.overfull:
-            self._owner.is_overfull(self)
+            self._owner.has_to_remove(self)
         if not self._marked:
             self._mark()
 
@@ -482,6 +493,8 @@ class Queue:
         """A message is in it no more."""
         counters = self.counters
         counters.went += 1
+        if entry.expires_ms:
+            self.expirations.forget(entry)
         counters.octets -= entry.size
         if self.origins:
             self.origins.pop(entry.number, None)
@@ -490,21 +503,29 @@ class Queue:
 
     # -- by itself
     def has_expired(self, now_ms: int) -> bool:
-        """Whether there may be messages whose time has passed."""
-        return self._expirations.are_due(now_ms)
+        """Whether there are messages whose time has passed."""
+        entry = self.expirations.first(self)
+        return entry is not None and entry.expires_ms <= now_ms
+
+    def note_expiry(self, now_ms: int) -> None:
+        """Notes when the next message expires, if that is to come."""
+        entry = self.expirations.first(self)
+        if entry is not None and entry.expires_ms > now_ms:
+            self._owner.expiries.note(self, entry.expires_ms)
 
     def plan_expired(self, now_ms: int, most: int, batch: Batch) -> list[Effect]:
         """What becomes of at most so many messages whose time has passed, and which are not held, written into `batch`;
         they are held until that is carried out."""
         effects: list[Effect] = []
-        while len(effects) < most and self._expirations.are_due(now_ms):
-            entry = self._expirations.first(now_ms)
-            if entry.queue is self and (entry.state is State.AVAILABLE or entry.state is State.DELAYED):
-                effect = self._plan_to_leave(entry, "expired", batch)
-                if effect is None:
-                    break
-                effects.append(effect)
-            self._expirations.drop_first()
+        while len(effects) < most:
+            entry = self.expirations.first(self)
+            if entry is None or entry.expires_ms > now_ms:
+                break
+            effect = self._plan_to_leave(entry, "expired", batch)
+            if effect is None:
+                break
+            effects.append(effect)
+            self.expirations.drop_first()
         return effects
 
     def plan_overfull(self, now_ms: int, most: int, batch: Batch) -> list[Effect]:
@@ -620,7 +641,8 @@ class Queue:
         self.counters.clear()
         self.readers.clear()
         self._order.clear()
-        self._expirations.clear()
+        self._owner.expiries.forget(self)
+        self.expirations.clear()
         self.origins.clear()
         for consumer in tuple(self._willing):
             self.forget(consumer)

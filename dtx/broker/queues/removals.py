@@ -39,22 +39,28 @@ class Removals:
         self._queues: dict[Queue, None] = {}
         """Those that have something to remove."""
         self._writing = False
+        self._refused = False
+        """Whether the store did not take the last step: the next look tries again."""
 
     def look(self, queues: Iterable[Queue]) -> None:
-        """Looks which of the queues have something to remove. To be called now and then."""
+        """Looks which of the queues have something to remove. To be called now and then: what expires is known when it
+        does, and this finds what could not go then, and what a clock that was set has changed."""
         now_ms = self._now_ms()
+        self._refused = False
         for queue in queues:
             queue.tidy()
             if queue.has_expired(now_ms) or queue.overfull:
                 self._queues[queue] = None
+            else:
+                queue.note_expiry(now_ms)
 
     def add(self, queue: Queue) -> None:
-        """A queue has more messages than it may have."""
+        """A queue has more messages than it may have, or one whose time has passed."""
         self._queues[queue] = None
 
     def go_on(self) -> None:
         """The next step, unless one is being forced or there is nothing to do."""
-        if self._writing or not self._queues:
+        if self._writing or self._refused or not self._queues:
             return
         batch, now_ms = Batch(), self._now_ms()
         effects: list[Effect] = []
@@ -65,6 +71,8 @@ class Removals:
             if len(effects) >= STEP:
                 break
             del self._queues[queue]  # all of it is planned, or can't go now: then it is looked at again later
+            if not queue.deleted:
+                queue.note_expiry(now_ms)
 
         if not effects:
             return
@@ -79,7 +87,7 @@ class Removals:
         if error is None:
             self._carry_out(effects)
             return
-        self._queues.clear()  # the next look tries again
+        self._refused = True
         for effect in effects:
             if effect.target is not None:
                 effect.target.expect_no_more(effect.entry)

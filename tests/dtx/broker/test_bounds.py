@@ -218,7 +218,7 @@ def test_messages_that_expire_unread_leave_nothing() -> None:
         world.pass_time(1)
     assert (queue.depth, peer.drained("q")) == (1, ["lasts"])
     assert len(queue._order.ready) < 1200
-    assert len(queue._expirations) == 1
+    assert len(queue.expirations) == 1
     assert peer.bodies(peer.receiver("q", 10)) == ["lasts"]
 
 
@@ -231,7 +231,7 @@ def test_a_message_that_is_given_back_again_and_again_expires_once() -> None:
         if turn == 50:
             world.pass_time(2)
             assert queue.depth == 1, "it is held"
-        assert len(queue._expirations) <= 1
+        assert len(queue.expirations) <= 1
         peer.settle(delivery, Delivery.RELEASED)
     world.pass_time(2)
     assert queue.depth == 0

@@ -3,14 +3,18 @@ what a restart, a transaction, a crash and a clock that is set do to it."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from typing import Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from proton import Delivery, symbol
 
 from dtx.amqp.messages import DELIVERY_TIME
 from dtx.broker.queues import removals
+from dtx.broker.queues.counters import Memory
+from dtx.broker.queues.entry import Entry
 from dtx.broker.queues.removals import STEP
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.broker.timer_queue import MOST_DEAD, TimerQueue
@@ -32,6 +36,10 @@ from tests.dtx.broker.peer import (
     queue_told,
     refused_with,
 )
+from tests.dtx.broker.sockets import on_a_broker, until
+
+if TYPE_CHECKING:
+    from dtx.broker.broker import Broker
 
 
 # -- timers
@@ -428,3 +436,149 @@ def test_a_message_that_moves_there_and_back_expires_once(world: World, peer: Pe
     world.pass_time(6)
     assert dead(peer) == [("q", "expired")]
     assert world.queue().depth == 0
+
+
+# -- removed at its time
+LATE_S = 0.05
+"""How late at most an expired message is removed where the broker has nothing else to do."""
+
+
+class Idle:
+    """An idle broker, whose shell ticks when it is asked to, and counts that."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.resource = world.container.resource
+        self.due_s = world.clock.seconds
+        self.ticks = 0
+
+    def run(self, seconds: float) -> None:
+        """Lets time pass."""
+        world, resource = self.world, self.resource
+        until_s = world.clock.seconds + seconds
+        while True:
+            if resource.is_due_sooner:
+                self.due_s = min(self.due_s, world.clock.seconds + resource.next_due_in())
+            if self.due_s > until_s:
+                break
+            world.clock.seconds = max(self.due_s, world.clock.seconds)
+            self.ticks += 1
+            self.due_s = world.clock.seconds + max(resource.tick(), 0.01)  # as the shell does it
+            world.pump()
+        world.clock.seconds = until_s
+
+
+@pytest.mark.parametrize("how", ["posted", "committed", "restored", "given back", "delayed", "in memory"])
+def test_an_expired_message_is_removed_at_once_when_the_broker_is_idle(how: str) -> None:
+    """Not before its time, and within 50 ms; wherever it has been in between."""
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    queue = "q"
+    if how == "in memory":
+        queue = str(peer.receiver(None, 0).remote_source.address)
+    idle = Idle(world)
+    idle.run(0.35)
+    if how == "committed":
+        txn_id = control.declare()
+        post(peer, "x", txn_id, ttl=0.777)
+        control.discharge(txn_id)
+    else:
+        said: dict[str, Any] = {"delay": 60_000} if how == "delayed" else {}
+        post(peer, "x", queue=queue, ttl=0.777, **said)
+    receiver = peer.receiver("q", 1) if how == "given back" else None
+    if how == "restored":
+        world = world.crash()
+        idle = Idle(world)
+    idle.run(0.7)
+    if receiver is not None:
+        world.close(receiver)
+
+    depth = world.queue(queue)
+    idle.run(0.076)
+    assert depth.depth == 1
+    idle.run(LATE_S)
+    assert depth.depth == 0
+
+
+def test_what_was_held_behind_its_end_is_removed_when_it_comes_back(world: World, peer: Peer) -> None:
+    """It is judged then, and within 50 ms."""
+    post(peer, "x", ttl=1)
+    receiver, idle = peer.receiver("q", 1), Idle(world)
+    idle.run(5)
+    assert world.queue().depth == 1
+    world.close(receiver)
+    idle.run(LATE_S)
+    assert world.queue().depth == 0
+
+
+def test_an_idle_broker_is_not_woken_more_often_than_there_is_something_to_do(world: World, peer: Peer) -> None:
+    """Neither by messages that were taken before they expired, nor by those that are held, nor by each one of many that
+    expire one after the other."""
+    idle = Idle(world)
+    idle.run(10)
+    at_rest, idle.ticks = idle.ticks, 0
+    for number in range(40):
+        post(peer, number, ttl=1 + number / 100)
+    assert len(peer.drained("q")) == 40
+    taken = peer.receiver("q", 20)
+    peer.bodies(taken)
+    held = peer.receiver("q", 20)
+    world.pump()
+    idle.run(10)
+    assert idle.ticks <= at_rest + 1
+    assert len(world.container.resource.expiries) <= 1
+    world.close(held)
+
+    for number in range(40):
+        post(peer, number, queue="other", ttl=1 + number / 100)
+    idle.ticks = 0
+    idle.run(10)
+    assert world.queue("other").depth == 0
+    assert idle.ticks <= at_rest + 0.4 / 0.03 + 2
+
+
+@pytest.mark.parametrize("why", ["full dead letters", "full disk"])
+def test_what_can_not_be_removed_does_not_keep_the_broker_busy(why: str) -> None:
+    """It is tried again each second."""
+    settings = Settings(queues={"q.dead": QueueSettings(max_depth=0)}) if why == "full dead letters" else None
+    world, peer = filled(settings=settings)
+    post(peer, "x", ttl=1)
+    post(peer, "y", ttl=1.5)
+    idle = Idle(world)
+    world.fault = StoreFull("the disk is full") if why == "full disk" else None
+    idle.run(20)
+    assert idle.ticks <= 25
+    assert world.queue().depth == 2
+    if why == "full disk":
+        world.fault = None
+        idle.run(2)
+        assert world.queue().depth == 0
+
+
+def test_queues_that_are_gone_leave_nothing_to_wake_for(world: World) -> None:
+    """Responses with a time to live stand in nodes that last for a moment."""
+    resource, memory = world.container.resource, Memory(1 << 20)
+    for number in range(2500):
+        queue = resource.make_dynamic(f"node-{number}", memory)
+        resource.post(Entry(queue, resource.number(), 1, resource.now_ms + 86_400_000, b"\0"), None)
+        resource.drop_dynamic(queue)
+    assert len(resource.expiries) < 2100
+
+
+@on_a_broker()
+async def test_the_shell_wakes_when_a_message_expires(broker: Broker) -> None:
+    """Of some messages one at least meets a machine that has time for it."""
+    resource = broker.container.resource
+    late = []
+    for number in range(3):
+        queue = resource.find(f"q{number}")
+        expires_ms = resource.now_ms + 100
+        resource.post(Entry(queue, resource.number(), 1, expires_ms, b"\0"), None)
+        resource.settle()
+        broker.flush()
+        await until(partial(getattr, queue, "depth"))
+        while queue.depth:  # noqa: ASYNC110 — nobody tells when it goes
+            await asyncio.sleep(0.001)
+        late.append(resource.now_ms - expires_ms)
+    assert 0 <= min(late) <= 1000 * LATE_S, late
