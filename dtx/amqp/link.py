@@ -141,8 +141,10 @@ class Link:
             raise ValueError(f"the link {self.name!r} can only be closed: nothing is kept of it")
         if self.state is LinkState.ATTACH_RCVD:
             self.attach(None, None)
+        answers = self.state is LinkState.DETACH_RCVD
         self.state = advance(LINK, self.state, LinkVerb.SEND_DETACH)
-        self.session.drop_link(self)
+        if not answers:  # where it does, that is done
+            self.session.drop_link(self)
         self.session.send(Detach(self.handle, closed, error))
         if self.state is LinkState.GONE:
             self.session.free_link(self)

@@ -13,6 +13,7 @@ from dtx.amqp.conditions import Condition, ProtocolError, Scope
 from dtx.amqp.delivery import (
     ABORT,
     PARTIAL,
+    SETTLED,
     TRANSFER,
     TRANSFER_PART,
     TRANSFER_SETTLED,
@@ -373,7 +374,7 @@ class Session:
         self.kept_octets -= link.kept_octets
         self.connection.kept_octets -= link.kept_octets
         if is_news:
-            self.drop_link(link)
+            self.drop_link(link, live=not detach.closed and detach.error is None)
         link.received_detach()
         if is_news:
             events.append(LinkDetached(link, detach.error, detach.closed, by_peer=True))
@@ -447,8 +448,9 @@ class Session:
         return link
 
     # -- the end of links
-    def drop_link(self, link: Link) -> None:
-        """A link is detached by one side: nothing is sent on it any more, and its deliveries are forgotten."""
+    def drop_link(self, link: Link, *, live: bool = False) -> None:
+        """A link is detached by one side: nothing is sent on it any more, and its deliveries are forgotten. Where they
+        are `live` still, those that were sent to their end are kept, until `forget` or the end of the session."""
         key = (link.name, link.receives)
         if self.connection.links.get(key) is link:
             del self.connection.links[key]
@@ -465,10 +467,10 @@ class Session:
                 link.current.lose()
                 link.current = None
 
-            for number, sent in link.unsettled.items():
-                del self.outgoing[number]
-                sent.lose()
-            link.unsettled.clear()
+            for number, sent in tuple(link.unsettled.items()):
+                if not live or sent.progress is WAITING or sent.progress is PARTIAL or sent.progress is SETTLED:
+                    del self.outgoing[number], link.unsettled[number]
+                    sent.lose()
         elif isinstance(link, ReceiverLink):
             link.current = None
             for number, received in link.unsettled.items():
@@ -476,6 +478,13 @@ class Session:
                 received.lose()
             link.unsettled.clear()
         self.flush_disposition()
+
+    def forget(self, link: SenderLink) -> None:
+        """The deliveries of a link that was detached are not live any more."""
+        for number, sent in link.unsettled.items():
+            self.outgoing.pop(number, None)
+            sent.lose()
+        link.unsettled.clear()
 
     def free_link(self, link: Link) -> None:
         """Both sides have detached a link: its handle is free."""
@@ -491,6 +500,10 @@ class Session:
         for link in tuple(self._handles.values()):
             self.drop_link(link)
             link.lose()
+        for sent in self.outgoing.values():  # of links that were detached
+            sent.link.unsettled.clear()
+            sent.lose()
+        self.outgoing.clear()
         self._handles.clear()
         self._unanswered.clear()
         self.links.clear()

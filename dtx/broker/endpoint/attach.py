@@ -62,9 +62,10 @@ UNSUPPORTED: Final = {
 }
 TOPIC_SCHEME: Final = "topic://"
 ON_LINK_DETACH: Final = "link-detach"
-EXPIRIES: Final = frozenset({ON_LINK_DETACH, "session-end", "connection-close", "never"})
+ON_SESSION_END: Final = "session-end"
+EXPIRIES: Final = frozenset({ON_LINK_DETACH, ON_SESSION_END, "connection-close", "never"})
 """The expiry policies of a terminus: when what is kept of it goes."""
-HONOURED_EXPIRIES: Final = frozenset({ON_LINK_DETACH, "session-end"})
+HONOURED_EXPIRIES: Final = frozenset({ON_LINK_DETACH, ON_SESSION_END})
 LIFETIME: Final = Symbol("lifetime-policy")
 DIST_MODES: Final = Symbol("supported-dist-modes")
 DELETE_ON_CLOSE: Final = "delete-on-close"
@@ -212,7 +213,7 @@ def _sender(connection: LinkConnection, session: Session, endpoint: SenderLink, 
 
     answer = Source(
         source.address,
-        expiry_policy="link-detach",  # nothing is kept of a link that is detached
+        expiry_policy=ON_LINK_DETACH,  # nothing is kept of a link that is detached
         default_outcome=source.default_outcome,
         outcomes=tuple(one for one in source.outcomes if one in OUTCOMES),
         capabilities=_honoured(source.capabilities, dynamic=source.dynamic),
@@ -223,6 +224,9 @@ def _sender(connection: LinkConnection, session: Session, endpoint: SenderLink, 
     link = _sending(connection, session, endpoint, source, answer)
     if isinstance(link, SendingLink):
         link.largest = remote.max_message_size
+    if isinstance(link, OutgoingLink) and not source.dynamic and source.expiry_policy != ON_LINK_DETACH:
+        link.lasts = True
+        answer.expiry_policy = ON_SESSION_END
     endpoint.attach(answer, echo)
     return link
 

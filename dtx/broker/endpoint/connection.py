@@ -106,6 +106,8 @@ class BrokerConnection:
         self.number = container.resource.number()
         self.sessions: dict[SessionEndpoint, Session] = {}
         self.links: dict[LinkEndpoint, Link] = {}
+        self.suspended: dict[LinkEndpoint, Link] = {}
+        """Links that the peer has detached, and not closed, with deliveries that are its to decide."""
         self.txns = TxnIds(limits.transactions)
         self.nodes = DynamicNodes(container)
         self.state: Service = SERVED
@@ -337,11 +339,15 @@ class BrokerConnection:
 
     def _end_session(self, session: Session, *, in_order: bool) -> None:
         """The session's links and what they hold are let go; control links first, as they decide."""
+        verb = AttachmentVerb.CLOSE if in_order else AttachmentVerb.LOSE
         self.sessions.pop(session.endpoint, None)
         for link in sorted(session.links.values(), key=lambda link: not link.controls):
             self.links.pop(link.endpoint, None)
-            self._gone(link, AttachmentVerb.CLOSE if in_order else AttachmentVerb.LOSE)
+            self._gone(link, verb)
         session.links.clear()
+        for link in tuple(self.suspended.values()):
+            if link.session is session:
+                self._end_suspended(link, verb)
 
     def _end_sessions(self, *, in_order: bool) -> None:
         for session in tuple(self.sessions.values()):
@@ -371,8 +377,35 @@ class BrokerConnection:
     def _on_detach(self, event: LinkDetached) -> None:
         link = self.links.get(event.link)
         if link is not None:
-            self._forget(link, AttachmentVerb.CLOSE if _in_order(event) else AttachmentVerb.FAIL)
+            if _in_order(event) and not event.closed and link.outlives_detach and self._may_suspend():
+                self._suspend(link)
+            else:
+                self._forget(link, AttachmentVerb.CLOSE if _in_order(event) else AttachmentVerb.FAIL)
         event.link.detach(closed=event.closed)
+
+    def _may_suspend(self) -> bool:
+        """Whether one more link may be suspended. Of those in which nothing is left to decide nothing is kept."""
+        most = self.container.limits.links
+        if len(self.suspended) >= most:
+            for link in tuple(self.suspended.values()):
+                if not link.outlives_detach:
+                    self._end_suspended(link, AttachmentVerb.CLOSE)
+        return len(self.suspended) < most
+
+    def _suspend(self, link: Link) -> None:
+        """The peer has detached a link, and may decide about what it was sent until the session ends (2.7.6)."""
+        self.links.pop(link.endpoint, None)
+        link.session.links.pop(link.endpoint, None)
+        self._messages_gone[not link.endpoint.receives] += link.messages
+        link.attachment = advance(ATTACHMENT, link.attachment, AttachmentVerb.DETACH)
+        self.suspended[link.endpoint] = link
+        link.suspend()
+
+    def _end_suspended(self, link: Link, verb: AttachmentVerb) -> None:
+        self.suspended.pop(link.endpoint, None)
+        self.container.disclaim(self._key(link), link)
+        link.attachment = advance(ATTACHMENT, link.attachment, verb)
+        link.end_deliveries()
 
     def _on_flow(self, event: LinkFlow) -> None:
         link = self.links.get(event.link)
@@ -390,6 +423,8 @@ class BrokerConnection:
         links, state, settled = self.links, event.state, event.settled
         for delivery in event.deliveries:
             link = links.get(delivery.link)
+            if link is None:
+                link = self.suspended.get(delivery.link)
             if link is not None:
                 link.disposed(delivery, state, settled=settled)
         if event.unknown and state is not None:
@@ -428,6 +463,8 @@ class BrokerConnection:
             link.endpoint.detach(error=error_of(refusal))
             self._forget(link, AttachmentVerb.FAIL)
             self.container.touch(self)
+        elif link.endpoint in self.suspended:
+            self._end_suspended(link, AttachmentVerb.FAIL)
 
     def released(self, context: WorkContext) -> None:
         """A txn-id is no longer in use: links acquire no more for it."""

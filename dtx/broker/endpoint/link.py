@@ -87,6 +87,8 @@ class Link:
     """Whether it is a control link."""
     decides = False
     """Whether its messages are for the coordinator: they go before others."""
+    outlives_detach = False
+    """Whether it has deliveries that the peer may decide about when it has detached the link without closing it."""
     kind = "link"
     """For people: what it is for."""
 
@@ -180,6 +182,12 @@ class Link:
     def gone(self) -> None:
         """The link is closed, by either side."""
 
+    def suspend(self) -> None:
+        """The peer has detached the link, and `outlives_detach` is true."""
+
+    def end_deliveries(self) -> None:
+        """The link was suspended, and what the peer has not decided is no longer its to decide."""
+
     def drain(self) -> None:
         """The peer wants the credit used up or back."""
 
@@ -231,6 +239,7 @@ class SendingLink(Link):
 
     def gone(self) -> None:
         self.room.draining.pop(self, None)
+        self.sender.session.forget(self.sender)
 
 
 class MessageRead:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.amqp.delivery import PARTIAL, WAITING
+from dtx.amqp.delivery import PARTIAL, SETTLED, WAITING
 from dtx.amqp.messages import with_delivery_annotations
 from dtx.amqp.performatives import SENDER_SETTLED
 from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.link import SendingLink, refusal_of
 from dtx.broker.endpoint.outgoing_delivery import NOTES, OutgoingDelivery, Stream, size_with_facts, with_facts
-from dtx.broker.endpoint.states import ATTACHED, DECIDED, ENDED, FREE, Attachment
+from dtx.broker.endpoint.states import ATTACHED, DECIDED, ENDED, FREE, SUSPENDED, Attachment
 from dtx.broker.queues.entry import State
 from dtx.broker.queues.outcomes import APART, FAILED, GIVEN_BACK, GIVEN_BACK_OCTETS, LOST, REASON, TAKEN, rejected_state
 from dtx.broker.queues.payloads import FOREIGN, split_format
@@ -41,7 +41,12 @@ if TYPE_CHECKING:
     from dtx.broker.transactions.contexts import TransactionalContext, WorkContext
 
 
-NOT_SETTLED: Final = {Attachment.CLOSED: GIVEN_BACK, Attachment.FAILED: FAILED, Attachment.LOST: LOST}
+NOT_SETTLED: Final = {
+    Attachment.SUSPENDED: GIVEN_BACK,
+    Attachment.CLOSED: GIVEN_BACK,
+    Attachment.FAILED: FAILED,
+    Attachment.LOST: LOST,
+}
 """The outcome, in place of a failure, of a delivery that was not settled when its link was ended so."""
 UNDELIVERABLE: Final = 1000
 """Messages of its queue that a link may have given back as undeliverable here: the queue passes them over."""
@@ -49,7 +54,8 @@ UNDELIVERABLE: Final = 1000
 
 class OutgoingLink(SendingLink):
     """A link that consumes from a queue; one that is `dynamic` goes with the link. `default` is the outcome that the
-    peer named as the default of its source, if any."""
+    peer named as the default of its source, if any. Where its source `lasts` until its session ends, what it has sent
+    stays the peer's to decide when the peer detaches it without closing it."""
 
     willing = False
     kind = "consume"
@@ -65,6 +71,7 @@ class OutgoingLink(SendingLink):
         dynamic: bool = False,
     ) -> None:
         super().__init__(connection, session, endpoint)
+        self.lasts = False
         self._queue = queue
         self.own: list[tuple[int, Entry]] = []
         self._dynamic = dynamic
@@ -94,6 +101,14 @@ class OutgoingLink(SendingLink):
     @property
     def unsettled(self) -> int:
         return len(self._sent) + len(self._waiting)
+
+    @property
+    def outlives_detach(self) -> bool:  # type: ignore[override] # a constant of the others
+        return self.lasts and bool(self._sent)
+
+    @property
+    def _has_deliveries(self) -> bool:
+        return self.attachment is ATTACHED or self.attachment is SUSPENDED
 
     def opened(self) -> None:
         self._queue.attached += 1
@@ -422,20 +437,20 @@ class OutgoingLink(SendingLink):
 
     def finish(self, sent: OutgoingDelivery, outcome: Outcome) -> None:
         """The outcome is in force: it is sent, and settled."""
-        if self.attachment is ATTACHED and sent.custody is not ENDED and sent.delivery is not None:
+        if self._has_deliveries and sent.custody is not ENDED and sent.delivery is not None:
             sent.delivery.update(outcome.encode(), settled=True)
             self._forget(sent)
 
     def refuse(self, sent: OutgoingDelivery, refusal: Refusal) -> None:
         """The store did not take what the peer said of a delivery: that is sent to it, and the link is closed."""
-        if self.attachment is ATTACHED and sent.custody is not ENDED and sent.delivery is not None:
+        if self._has_deliveries and sent.custody is not ENDED and sent.delivery is not None:
             sent.delivery.update(rejected_state(refusal), settled=True)
             self._forget(sent)
             self.detach(refusal)
 
     def withdraw(self, sent: OutgoingDelivery) -> None:
         """The message is the controller's no more: what was not sent never will be."""
-        if self.attachment is not ATTACHED or sent.custody is ENDED:
+        if not self._has_deliveries or sent.custody is ENDED:
             return
         delivery = sent.delivery
         if delivery is None:
@@ -458,31 +473,49 @@ class OutgoingLink(SendingLink):
             delivery.update(GIVEN_BACK_OCTETS, settled=True)
             self._forget(sent)
 
+    def suspend(self) -> None:
+        self.room.draining.pop(self, None)
+        self.leave_queue()
+        for delivery, sent in tuple(self._sent.items()):
+            if delivery.progress is SETTLED:  # it was not sent to its end
+                del self._sent[delivery]
+                self._end(sent)
+
     def gone(self) -> None:
-        # Deliveries that no transaction has end with their default outcome. None of them counts as failed if the peer
-        # closed in order, because what a peer has only prefetched would be a dead letter after a few closes. That holds
-        # also if the peer named this default: Qpid JMS always names `modified` with delivery-failed.
+        super().gone()
+        self.leave_queue()
+        self.end_deliveries()
+        if self._dynamic:
+            self.connection.nodes.drop(self._queue)
+
+    def leave_queue(self) -> None:
+        """It takes no more messages, and gives back what was not sent."""
         self._queue.attached -= 1
         self._queue.forget(self)
-        super().gone()
         for sent in self._waiting:
             sent.give_back()
         self._waiting.clear()
         streaming = self._streaming
         if streaming is not None and (streaming.delivery is None or self.settles):
             streaming.give_back()  # nothing of it was sent, or it was not sent to its end
+        self._streaming = None
 
+    def end_deliveries(self) -> None:
         for sent in self._sent.values():
-            if sent.retirement is not None:
-                sent.retirement.delivery = None
-            elif sent.custody is FREE:
-                outcome = sent.default
-                if outcome.failed:
-                    outcome = NOT_SETTLED[self.attachment]
-                self.resource.retire(sent.entry, outcome, None)
-            sent.end()
+            self._end(sent)
         self._sent.clear()
         self.undeliverable.clear()
-        self._streaming = None
-        if self._dynamic:
-            self.connection.nodes.drop(self._queue)
+        self.sender.session.forget(self.sender)
+
+    def _end(self, sent: OutgoingDelivery) -> None:
+        # Deliveries that no transaction has end with their default outcome. None of them counts as failed if the peer
+        # closed in order, because what a peer has only prefetched would be a dead letter after a few closes. That holds
+        # also if the peer named this default: Qpid JMS always names `modified` with delivery-failed.
+        if sent.retirement is not None:
+            sent.retirement.delivery = None
+        elif sent.custody is FREE:
+            outcome = sent.default
+            if outcome.failed:
+                outcome = NOT_SETTLED[self.attachment]
+            self.resource.retire(sent.entry, outcome, None)
+        sent.end()

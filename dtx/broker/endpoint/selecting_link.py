@@ -186,8 +186,8 @@ class SelectingLink(OutgoingLink):
             self._queue.hold(entry, self)
             self.deliver(entry, payload if fits_one_piece(entry) else None)
 
-    def gone(self) -> None:
+    def leave_queue(self) -> None:
         self._queue.readers.remove(self)
         self._examined.clear()
         self._barred.clear()
-        super().gone()
+        super().leave_queue()

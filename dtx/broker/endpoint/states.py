@@ -49,6 +49,7 @@ class Attachment(Member):
     """Whether a link is attached, and if not, what ended it: that decides what becomes of its deliveries."""
 
     ATTACHED = "attached"
+    SUSPENDED = "detached by the peer and not closed, so that what it was sent is its to decide until the session ends"
     CLOSED = "closed by the peer without an error, or because the broker shuts down"
     FAILED = "closed with an error, by either side"
     LOST = "lost with its session or connection, without a word of the peer about it"
@@ -57,15 +58,18 @@ class Attachment(Member):
 class AttachmentVerb(Member):
     """What ends a link."""
 
+    DETACH = "detach without closing"
     CLOSE = "close in order"
     FAIL = "close with an error"
     LOSE = "lose the session or connection"
 
 
+_HAS_DELIVERIES: Final = (Attachment.ATTACHED, Attachment.SUSPENDED)
 _ATTACHMENT_ROWS: Final = (
-    Row(AttachmentVerb.CLOSE, OK, (Attachment.ATTACHED,), Attachment.CLOSED, "2.6.6"),
-    Row(AttachmentVerb.FAIL, OK, (Attachment.ATTACHED,), Attachment.FAILED, "2.6.5"),
-    Row(AttachmentVerb.LOSE, OK, (Attachment.ATTACHED,), Attachment.LOST, "2.6.4"),
+    Row(AttachmentVerb.DETACH, OK, (Attachment.ATTACHED,), Attachment.SUSPENDED, "2.7.6"),
+    Row(AttachmentVerb.CLOSE, OK, _HAS_DELIVERIES, Attachment.CLOSED, "2.6.6"),
+    Row(AttachmentVerb.FAIL, OK, _HAS_DELIVERIES, Attachment.FAILED, "2.6.5"),
+    Row(AttachmentVerb.LOSE, OK, _HAS_DELIVERIES, Attachment.LOST, "2.6.4"),
 )
 ATTACHMENT: Final = Machine(
     "attachment",
@@ -77,6 +81,7 @@ ATTACHMENT: Final = Machine(
 )
 
 ATTACHED: Final = Attachment.ATTACHED
+SUSPENDED: Final = Attachment.SUSPENDED
 
 
 # --- the message of a delivery --------------------

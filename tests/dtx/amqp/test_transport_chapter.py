@@ -11,7 +11,7 @@ import pytest
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.connection import Connection
-from dtx.amqp.delivery import SETTLED, SETTLED_THERE, UNSETTLED
+from dtx.amqp.delivery import PARTIAL, SETTLED, SETTLED_THERE, UNSETTLED
 from dtx.amqp.events import ConnectionClosed, ConnectionOpened, Disposed, LinkAttached, SessionEnded
 from dtx.amqp.frames import AMQP_HEADER, HEARTBEAT, frame, performative_frame
 from dtx.amqp.link import ReceiverLink, SenderLink
@@ -593,9 +593,11 @@ def test_each_end_has_handles_of_its_own() -> None:
     assert [one.handle for one in stranger.listen(Detach)] == [0]
 
 
-def test_a_link_that_is_attached_again_has_nothing_unsettled() -> None:
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_link_that_is_attached_again_has_nothing_unsettled(*, closed: bool) -> None:
     """If either end of the link is already associated with a terminus, the attach frame MUST include its unsettled
-    delivery state: it never is, as nothing is kept of a link that is detached.
+    delivery state: it never is, as a link that is attached again is a new one. What the former one has sent, and was
+    not closed, is live under its numbers, and is not resumed.
 
     The resume flag of the transfer frame MUST be set to true when resuming a delivery.
 
@@ -619,11 +621,12 @@ def test_a_link_that_is_attached_again_has_nothing_unsettled() -> None:
         link.send(b"0", b"x")
         told = [one for _, one, _ in stranger.hear() if isinstance(one, Transfer)]
         assert [(one.delivery_tag, one.resume) for one in told] == [(b"0", False)]
-        stranger.say(Detach(0), Detach(1))
+        stranger.say(Detach(0, closed), Detach(1, closed))
         stranger.listen(Detach, Detach)
         session = stranger.end.sessions[0]
         assert not session.incoming
-        assert not session.outgoing
+        assert bool(session.outgoing) is not closed
+        assert not link.waiting
 
 
 def test_an_error_of_a_link_detaches_it() -> None:
@@ -1094,18 +1097,54 @@ def test_a_disposition_is_for_one_direction() -> None:
     assert not link.session.outgoing
 
 
-def test_deliveries_end_with_their_link() -> None:
+@pytest.mark.parametrize("detach", [Detach(0, closed=True), Detach(0, error=Error("app:failed"))])
+def test_deliveries_end_with_their_link(detach: Detach) -> None:
     """As long as the links have not been closed or detached with an error then the deliveries are still "live" and the
-    updated state MUST be applied: a terminus of ours ends when its link is detached, and its deliveries with it."""
+    updated state MUST be applied."""
     stranger, link = receiving()
     sent = link.send(b"0", b"x")
-    stranger.say(Detach(0))
+    stranger.say(detach)
     stranger.hear()
     assert sent.progress is not UNSETTLED
     stranger.say(Disposition(receiver=True, first=0, state=ACCEPTED, settled=True))
     assert stranger.hear() == []
     (told,) = [event for event in stranger.end.events if isinstance(event, Disposed)]
     assert (told.deliveries, told.unknown) == ([], True)  # who has such a delivery hears that it is late
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_deliveries_outlive_a_detach_that_does_not_close(*, forgotten: bool) -> None:
+    """As long as the links have not been closed or detached with an error then the deliveries are still "live" and the
+    updated state MUST be applied: also once both ends have detached the link, unless the caller forgets them."""
+    stranger, link = receiving()
+    sent = link.send(b"0", b"x")
+    partial = link.send(b"1", b"y", more=True)
+    stranger.say(Detach(0))
+    link.detach(closed=False)
+    stranger.hear()
+    assert sent.progress is UNSETTLED
+    assert partial.progress is not PARTIAL
+    if forgotten:
+        link.session.forget(link)
+
+    stranger.say(Disposition(receiver=True, first=0, last=1, state=ACCEPTED, settled=True))
+    (told,) = [event for event in stranger.end.events if isinstance(event, Disposed)]
+    assert (told.deliveries, told.unknown) == ([] if forgotten else [sent], True)
+    sent.settle()
+    assert not link.session.outgoing
+    assert not link.unsettled
+
+
+def test_deliveries_end_with_their_session() -> None:
+    """2.5.4: what is unsettled on the links of a session that is ended is not live any more."""
+    stranger, link = receiving()
+    sent = link.send(b"0", b"x")
+    stranger.say(Detach(0))
+    link.detach(closed=False)
+    stranger.say(End())
+    assert sent.progress is not UNSETTLED
+    assert not link.session.outgoing
+    assert not link.unsettled
 
 
 def test_deliveries_in_a_row_are_told_once() -> None:

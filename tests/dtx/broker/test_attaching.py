@@ -203,11 +203,14 @@ def test_nothing_is_sent_for_a_link_that_was_detached_in_the_middle_of_a_message
     assert not stranger.server.closed
 
 
-def test_an_outcome_for_a_delivery_whose_link_was_detached_refuses_the_discharge(world: World, peer: Peer) -> None:
+@pytest.mark.parametrize("how", ["closed", "with an error", "link-detach"])
+def test_an_outcome_for_a_delivery_whose_link_was_detached_refuses_the_discharge(
+    world: World, peer: Peer, how: str
+) -> None:
     """The message is somebody else's by then: a transaction that takes it as accepted must not succeed."""
     peer.post(peer.sender("q"), "x")
     stranger = connected(world)
-    stranger.attach(0, source=source(), receiver=True)
+    stranger.attach(0, source=source(expiry=Symbol(how) if how == "link-detach" else None), receiver=True)
     stranger.attach(1, coordinator("amqp:local-transactions"))
     stranger.say(flow(0, 0, 10, None))
     stranger.told()
@@ -215,7 +218,8 @@ def test_an_outcome_for_a_delivery_whose_link_was_detached_refuses_the_discharge
     (declared,) = [fields[4] for _, code, fields in stranger.told() if code == DISPOSITION]
     txn_id = declared.value[0]
 
-    stranger.say(frame(DETACH, [Uint(0), False]))
+    error = Described(Ulong(0x1D), [Symbol("app:failed")]) if how == "with an error" else None
+    stranger.say(frame(DETACH, [Uint(0), how == "closed", error]))
     accepted = Described(Ulong(0x34), [txn_id, Described(Ulong(0x24), [])])
     stranger.say(frame(DISPOSITION, [True, Uint(0), None, True, accepted]))
     stranger.told()

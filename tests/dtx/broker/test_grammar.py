@@ -389,7 +389,8 @@ def test_a_message_has_one_decider() -> None:
 def test_a_peer_that_is_gone_and_a_link_that_has_ended_stay_so() -> None:
     for service_verb in ServiceVerb:
         assert SERVICE.refusal(Service.CLOSED, service_verb) is Code.XAER_PROTO
-    for ended in set(Attachment) - {Attachment.ATTACHED}:
+    assert ATTACHMENT.refusal(Attachment.SUSPENDED, AttachmentVerb.DETACH) is Code.XAER_PROTO
+    for ended in set(Attachment) - {Attachment.ATTACHED, Attachment.SUSPENDED}:
         for verb in AttachmentVerb:
             assert ATTACHMENT.refusal(ended, verb) is Code.XAER_PROTO
 
