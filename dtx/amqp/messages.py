@@ -157,16 +157,32 @@ _BEHIND: Final[dict[int, frozenset[int]]] = {
     FOOTER: frozenset(),
 }
 """Which sections may stand behind a section; 0 is for the beginning of a message."""
+_SHORT_BODIES: Final = frozenset(bytes((0x00, 0x53, *end)) for end in ((DATA, 0xA0), (VALUE, 0xA0), (VALUE, 0xA1)))
+_LONG_BODIES: Final = frozenset(bytes((0x00, 0x53, *end)) for end in ((DATA, 0xB0), (VALUE, 0xB0), (VALUE, 0xB1)))
+"""How bodies of octets and text begin; the number of these follows, in one octet or in four."""
 
 
 def check_sections(octets: bytes, at: int) -> None:
     """WireError unless the octets behind the header, which ends at `at`, are the other sections of a message: in their
     order, with a body, and nothing behind them. `at` is 0 for a message without a header. A message that has properties
     needs no body."""
+    if _has_one_body(octets, at):
+        return
     try:
         _check_sections(octets, at)
     except DecodeError as error:
         raise WireError(Condition.DECODE_ERROR, str(error)) from None
+
+
+def _has_one_body(octets: bytes, at: int) -> bool:
+    """Whether one section with octets or text is all that stands there, behind properties that say nothing: so are most
+    messages."""
+    if octets[at : at + 4] == _NO_PROPERTIES:
+        at += 4
+    begin = octets[at : at + 4]
+    if begin in _SHORT_BODIES:
+        return len(octets) > at + 4 and at + 5 + octets[at + 4] == len(octets)
+    return begin in _LONG_BODIES and at + 8 + int.from_bytes(octets[at + 4 : at + 8], "big") == len(octets)
 
 
 def _check_sections(octets: bytes, at: int) -> None:

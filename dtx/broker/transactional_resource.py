@@ -495,6 +495,7 @@ class TransactionalResource:
 
         for answer in turn.answers:
             answer(refusal)
+        turn.answers.clear()  # whoever has seen that something waits sees that nothing does
         for answer in turn.retired:
             answer(refusal)
 

@@ -123,7 +123,7 @@ class BrokerConnection:
         self.room = OutputRoom(container, self, self._endpoint, self._wake)
         self.partial_octets = 0
         """Octets of messages of which more is to come."""
-        self.unconfirmed = 0
+        self.unanswered: list[Callable[[Refusal | None], None]] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             ConnectionOpened: self._on_open,
             ConnectionClosed: self._on_close,
@@ -307,14 +307,16 @@ class BrokerConnection:
         self.state = advance(SERVICE, self.state, ServiceVerb.CLOSE)
         self._forget_name()
         self._end_sessions(in_order=_in_order(event))
-        if not self.unconfirmed:
+        if self.unanswered:
+            self.unanswered.append(self._answer_close)
+        else:
             self._endpoint.close()
 
-    def confirmed(self) -> None:
-        """A message that was sent settled is in its queue, or refused. The answer to a close of the peer's waits for
-        all of them, so that it is the word that nothing is on its way any more."""
-        self.unconfirmed -= 1
-        if not self.unconfirmed and self._endpoint.owes_close:
+    def _answer_close(self, refusal: Refusal | None) -> None:
+        """What was sent settled is in its queues, or refused: the answer to the peer's close, which has waited for
+        that, says that nothing is on its way any more."""
+        del refusal
+        if self._endpoint.owes_close:
             self._endpoint.close()
             self.container.touch(self)
 

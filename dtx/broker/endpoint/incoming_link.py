@@ -77,8 +77,10 @@ class IncomingLink(ReceivingLink):
                 if not settled and state is not None:
                     self.answer(delivery, state)
             elif settled:
-                self.connection.unconfirmed += 1
-                self._outside.post(entry, partial(self._stored, delivery))
+                self.connection.unanswered = self._resource.turn.answers
+                self._outside.post(
+                    entry, partial(self._relayed_settled, delivery) if self._relays else self._stored_settled
+                )
             else:
                 self._outside.post(entry, partial(self._posted, self.wait(delivery)))
         except (RefusedError, WireError) as error:
@@ -144,11 +146,17 @@ class IncomingLink(ReceivingLink):
         if self._dynamic is not None:
             self.connection.nodes.drop(self._dynamic)
 
-    def _stored(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
+    def _stored_settled(self, refusal: Refusal | None) -> None:
         """A message that was sent settled is in its queue, or the store did not take it."""
         if refusal is not None:
+            self.lose_settled(refusal)
+            if refusal.condition in FATAL:
+                self.detach(refusal)
+
+    def _relayed_settled(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
+        """The same on a link without an address."""
+        if refusal is not None:
             self._refused(delivery, None, refusal, settled=True)
-        self.connection.confirmed()
 
     def _posted(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
         if not self.waits(delivery):

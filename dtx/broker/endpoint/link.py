@@ -23,6 +23,8 @@ from dtx.protocol.conditions import Refusal, RefusedError, refused
 from xa import Code
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dtx.amqp.delivery import IncomingDelivery, OutgoingDelivery
     from dtx.amqp.events import Transferred
     from dtx.amqp.link import Link as Endpoint
@@ -53,12 +55,9 @@ class LinkConnection(ServedConnection, Protocol):
     nodes: DynamicNodes
     partial_octets: int
     """Octets of messages of which more is to come."""
-    unconfirmed: int
-    """Messages that were sent settled, outside of transactions, and are not in their queues yet."""
-
-    def confirmed(self) -> None:
-        """One of these is in its queue, or refused."""
-        ...
+    unanswered: list[Callable[[Refusal | None], None]]
+    """What is called when the last message is in its queue that was sent settled, outside of transactions; empty when
+    it is."""
 
     def detach(self, link: Link, refusal: Refusal) -> None:
         """Closes a link with an error."""
