@@ -86,8 +86,6 @@ class Link:
     """Whether it is a control link."""
     decides = False
     """Whether its messages are for the coordinator: they go before others."""
-    outlives_detach = False
-    """Whether it has deliveries that the peer may decide about when it has detached the link without closing it."""
     kind = "link"
     """For people: what it is for."""
 
@@ -180,6 +178,11 @@ class Link:
 
     def gone(self) -> None:
         """The link is closed, by either side."""
+
+    @property
+    def outlives_detach(self) -> bool:
+        """Whether it has deliveries that the peer may decide about when it has detached the link without closing it."""
+        return False
 
     def suspend(self) -> None:
         """The peer has detached the link, and `outlives_detach` is true."""

@@ -103,7 +103,7 @@ class OutgoingLink(SendingLink):
         return len(self._sent) + len(self._waiting)
 
     @property
-    def outlives_detach(self) -> bool:  # type: ignore[override] # a constant of the others
+    def outlives_detach(self) -> bool:
         return self.lasts and bool(self._sent)
 
     @property
