@@ -97,6 +97,7 @@ CHECKED := $(PART_OF) $(PART_OF:%=tests/%)
 lint: setup
 	$(BIN)/ruff check $(or $(strip $(CHECKED)),.)
 	$(BIN)/ruff format --check $(or $(strip $(CHECKED)),.)
+	$(if $(PACKAGE),,$(BIN)/python -m tools.house_style)
 
 types: setup
 	$(BIN)/mypy $(CHECKED)

@@ -118,6 +118,7 @@ class DecisionTable:
             Column("version", SmallInteger, nullable=False),
             **_INNODB,
         )
+
         self.decisions = Table(
             "xabridge_decision",
             metadata,

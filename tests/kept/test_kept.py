@@ -136,6 +136,7 @@ def test_commands_say_that_0_1_0_has_made_it(tmp_path: Path, capsys: pytest.Capt
         f'node = "kept-file"\nlog = "file://{tmp_path}/log"\n[resources]\nbroker = "amqp://127.0.0.1:1"\n'
     )
     store = f"sqlite:///{tmp_path}/broker/store.db"
+
     for command in (
         ["recover", "list", "--config", str(config)],
         ["recover", "run", "--config", str(config)],

@@ -140,6 +140,7 @@ def test_what_is_prepared_and_not_listed_keeps_its_decision(postgres: Postgres, 
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute("DROP ROLE IF EXISTS stranger")
         connection.execute("CREATE ROLE stranger LOGIN")
+
     owned = site.config.read_text()
     strangers = urls["shop"].replace("postgresql://postgres", "postgresql://stranger")
     assert strangers != urls["shop"]

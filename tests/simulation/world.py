@@ -560,6 +560,7 @@ class World:
         able = [index for index, (process, _) in enumerate(self.activities) if self._runs(process)]
         if not able:
             return
+
         if self.running not in able or self.random.random() >= self.stickiness:
             self.running = self.random.choice(able)
         index = self.running
@@ -905,6 +906,7 @@ class World:
         finally:
             process.recovering = False
         process.sequences.passed(began_at, {one.branch.xid.gtrid for one in report.findings}, report.unreachable)
+
         for finding in report.findings:
             if finding.why == FINISHED and finding.branch.xid not in self.finished_before:
                 self.false_claims.append(f"{named(finding.branch.xid.gtrid)} is told to have been finished before")

@@ -129,6 +129,7 @@ def test_what_has_not_answered_or_ended_on_its_own_is_passed_by_a_late_pass_only
     shop.tm.recover()
     assert floor_of(shop) == 1
     shop.clock.pass_by(LATE_S)
+
     for xid in shop["a"].in_doubt:
         shop.tm.forget("a", xid)
     for note in shop.log.heuristics():

@@ -147,6 +147,7 @@ class Journal:
             self.state.noted[self.incarnation] = Standing.OPEN
             self._make(MAKING, self._size_for(0))
             self._begin(MAKING, b"".join(self.state.records()))
+
         if SPARE not in self._files.names():
             self._make_spare(self._header.size)
 

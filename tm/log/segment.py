@@ -124,6 +124,7 @@ def decode_header(octets: bytes) -> Header:
         raise SegmentDamaged(0, "the check of its header is wrong")
     if magic != _MAGIC:
         raise SegmentOfOtherVersion(int(magic[-1:]))
+
     mark, generation, size, log_id, openings, node_size = _HEADER.unpack_from(body)
     try:
         node = check_node(body[_HEADER.size : _HEADER.size + node_size].decode("ascii"))

@@ -251,6 +251,7 @@ async def _look_after(ports: RecoveryPorts, missing: Sequence[tuple[Branch, str]
     for first in range(0, len(missing), AT_ONCE):
         some = missing[first : first + AT_ONCE]
         outcomes = await ports.outcomes(tuple(branch for branch, _ in some))
+
         for (branch, unknown), outcome in zip(some, outcomes, strict=True):
             action, why = Action.NOT_THERE, unknown
             if outcome is BranchOutcome.COMMITTED:

@@ -70,6 +70,7 @@ class RecoveryService:
         self._recovered = recovered
         self._clock = clock
         self._sequences = sequences
+
         self._messages = RecoveryMessages(clock)
         self._ports = BlockingRecoveryPorts(resources, log, ports, live, ownership, self._messages, progress)
         self._control = ThreadOfControl()
@@ -151,6 +152,7 @@ class RecoveryService:
         if self._sequences is not None:
             met = {finding.branch.xid.gtrid for finding in report.findings}
             self._sequences.passed(began_at, met, report.unreachable)
+
         if self._recovered is not None:
             self._recovered(report, began)
         self._messages.passed(report)

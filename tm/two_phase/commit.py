@@ -208,6 +208,7 @@ class TwoPhaseCommit:
         yes: list[Branch] = []
         left: list[Branch] = []
         row = MEANING[Verb.PREPARE]
+
         for branch, answer in zip(self.branches, answers, strict=True):
             meaning = row[code_of(answer)]
             if meaning is Meaning.DONE:
@@ -399,6 +400,7 @@ class TwoPhaseCommit:
                     self.pending.append(branch)
                 else:
                     await self._hurt(Verb.ROLLBACK, branch, meaning)
+
         if self.damage:
             return self._finish(GlobalVerb.DAMAGE, self._summary(Verb.ROLLBACK), decided=False)
         return self._finish(GlobalVerb.FINISH, Verdict.ROLLED_BACK, decided=False)

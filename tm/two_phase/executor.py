@@ -233,6 +233,7 @@ class Executor:
                 self._ended.over(transaction.gtrid)
             else:
                 self._doubt(transaction, commit)
+
         if not idle:
             self._record(transaction, outcome)
         if outcome.pending:

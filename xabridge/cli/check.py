@@ -243,6 +243,7 @@ def _is_older(at: Moment, log: Moment) -> bool:
 
 def _ages(deciding: Mapping[str, Moment], moments: Mapping[str, Moment]) -> Iterator[Examined]:
     pairs = [(*part, *decider) for part in moments.items() for decider in deciding.items()]
+
     for name, at, what, log in pairs:
         if _is_older(at, log):
             found = f"older than {what}, by {age(log.earliest_s - at.latest_s)} at least"

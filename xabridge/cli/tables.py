@@ -202,6 +202,7 @@ def _branch_facts(branch: BranchView) -> Iterator[tuple[str, str]]:
     for holding in branch.holdings:
         note = f" ({escaped(holding.note)})" if holding.note else ""
         yield "", f"holds {held([holding])}{note}"
+
     if branch.omitted:
         yield "", f"and more in {several(branch.omitted, 'place')}"
     if branch.noted is not None:

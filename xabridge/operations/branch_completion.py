@@ -180,6 +180,7 @@ def _consequence(consent: Consent, view: TransactionView, *, whole: bool) -> str
         return "against the decision to commit, on every branch: nothing is split, but the commit may be known"
     if consent is Consent.SPLITS and view.decision is Known.COMMIT:
         return "this splits the transaction, because the decision is to commit"
+
     if consent is Consent.SPLITS:
         return (
             "against the log, because no decision means rollback: this splits the transaction, if another branch of it "
@@ -230,6 +231,7 @@ def refusal(plans: Sequence[Plan], *, heuristic: bool, anyway: str) -> str | Non
     needing = [planned for planned in plans if planned.needs_heuristic]
     if not needing or heuristic:
         return None
+
     busy = [planned.view.name for planned in needing if planned.view.at_work]
     if busy:
         return (

@@ -45,6 +45,7 @@ def survey_value(survey: Survey, transactions: Sequence[TransactionView]) -> dic
 def transaction_value(view: TransactionView) -> dict[str, Any]:
     """One global transaction."""
     ours = view.ours
+
     return {
         "name": view.name,
         "format_id": view.format_id,
@@ -162,6 +163,7 @@ def decode_transaction(value: dict[str, Any]) -> TransactionView:
     branches = tuple(_decode_branch(one) for one in _list(value["branches"]))
     if not branches:
         raise ValueError("a transaction in doubt has a branch")
+
     format_id, gtrid = int(value["format_id"]), bytes.fromhex(value["gtrid"])
     Xid(format_id, gtrid)
     return TransactionView(

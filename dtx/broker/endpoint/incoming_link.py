@@ -74,6 +74,7 @@ class IncomingLink(ReceivingLink):
             if context is not None:
                 answer = partial(self.decided, self.wait(delivery)) if delivery.settles_second and not settled else None
                 state = context.post(entry, answer)
+
                 if not settled and state is not None:
                     self.answer(delivery, state)
             elif settled:
@@ -119,6 +120,7 @@ class IncomingLink(ReceivingLink):
         expires_ms = self._resource.now_ms + ttl_ms if ttl_ms else 0
         if facts is NO_FACTS:
             return Entry(queue, self._resource.number(), len(octets), expires_ms, octets)
+
         if facts.expires_ms and (not header.ttl_ms or facts.expires_ms < expires_ms):
             expires_ms = facts.expires_ms
         due_ms, group = facts.due_ms or -facts.delay_ms, name_of_group(facts.group)

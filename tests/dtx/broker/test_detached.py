@@ -151,6 +151,7 @@ def test_what_is_not_decided_when_the_session_ends_is_given_back(how: str) -> No
         assert received(again) == ["x"]
         says(first, outcome(ACCEPTED))  # too late
         again.say(frame(END, []))
+
     assert waiting(world) == ["x"]
     assert world.queue().counters.held == 0
     assert world.queue().attached == 0

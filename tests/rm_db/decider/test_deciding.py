@@ -81,6 +81,7 @@ def test_the_tables_are_as_documented(decider: Decider, harness: Any) -> None:
         harness, "SELECT node, incarnation, process, until, floor, noted FROM xabridge_owner"
     )
     assert (node, owner, process, floor) == ("orders-1", "01" * 8, "a process", 0)
+
     assert abs(until - time.time() - 60) < 30
     assert abs(noted - time.time()) < 30
     decider.rm.hold(Owner("orders-1", b"\1" * 8, ""), 0, RMID, 7)

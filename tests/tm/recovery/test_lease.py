@@ -149,6 +149,7 @@ def test_a_sibling_whose_lease_has_run_out_is_recovered(shop: Shop, store: Decid
     store.script.plan("decide", None, Fate.REQUEST_LOST)
     undecided = shop.tm.begin()
     shop.write(undecided, key="other")
+
     with pytest.raises(OutcomeUnknown):
         undecided.commit()
     sibling = sibling_of(shop)

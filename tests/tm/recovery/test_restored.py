@@ -196,6 +196,7 @@ def test_what_is_decided_is_committed_wherever_the_floor_is(restorable: Restorab
         if isinstance(shop.log, SqlLog):
             shop.log._ends.clear()
         shop.log.decide(Decision(old.gtrid, tuple(Branch(name, old.xid(name)) for name in "ab")))
+
     restorable.note()
     restorable.kill()
     restorable.restore()

@@ -385,6 +385,7 @@ def test_what_was_finished_before_does_not_fit_and_is_left_to_people(restored: S
     assert "·2: left alone on broker" in told
     assert "it was finished before" in told
     assert "xabridge recover commit or rollback orders-1·3fa91c·2" in told
+
     assert "·1: decided; recovery commits it" in found(checks, "ok", "branches")[0]
     restored.field.configure("shop")
     assert xabridge("recover", "run").code == 4, "the broker is not there, and its branch waits"

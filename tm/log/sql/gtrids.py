@@ -116,6 +116,7 @@ class GtridTable:
                 connection.execute(statement)
                 return
             connection.execute(text("BEGIN IMMEDIATE" if self._database.is_sqlite else "BEGIN"))
+
             try:
                 connection.execute(statement)
                 connection.execute(beside)
