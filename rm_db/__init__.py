@@ -6,9 +6,8 @@ A name is imported when it is first used: `postgresql://` needs nothing of the d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-from xa.lazy_names import names_at_first_use
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rm_db.decider.resource_manager import DecidingDatabase, deciding_database
@@ -47,4 +46,12 @@ _HOME: Final = {
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
-    __getattr__, __dir__ = names_at_first_use(globals(), _HOME)
+
+    def __getattr__(name: str) -> Any:  # not `xa.lazy_names`, because to import this package loads nothing else
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(_HOME[name]), name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
