@@ -60,7 +60,7 @@ LARGEST_FRAME: Final = 1 << 18
 MAX_KEPT: Final = 2 << 20
 """Octets of the begins and attaches of the peer that are kept, with the names, addresses, filters and properties in
 them, until their sessions and links are gone."""
-MIN_IDLE_MS: Final = 250
+MIN_IDLE_MS: Final = 200
 """The shortest time-out that a peer may ask for: it gets a heartbeat four times as often."""
 OPENED: Final = ConnectionState.OPENED
 _DEAF: Final = frozenset({ConnectionState.CLOSE_RCVD, ConnectionState.END})

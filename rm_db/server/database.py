@@ -111,7 +111,7 @@ class ServerDatabase(ABC, Generic[C, F]):
 
 
 class _Releasing(Generic[C]):
-    """As `ServerDatabase.releasing` says."""
+    """A block of commands on a connection, which is given back at its end. XAER_RMFAIL: it was lost meanwhile."""
 
     __slots__ = ("_connection", "_over", "_pool", "_xid")
 

@@ -23,6 +23,7 @@ import pytest
 from proton import Message
 from proton.utils import BlockingConnection
 
+from dtx.amqp.connection import MIN_IDLE_MS
 from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER, HEARTBEAT
 from dtx.amqp.messages import value_message
@@ -231,11 +232,11 @@ async def test_short_time_outs_get_their_heartbeats(broker: Broker) -> None:
     """From the first one on, five heartbeats take the time of two and a half time-outs of the peer, and 2 s for a
     machine that is busy. One in each second would take five seconds."""
     line = await Line.to(broker)
-    line.say(LOGIN + AMQP_HEADER + frame(OPEN, ["stranger", None, None, None, Uint(250)]))
+    line.say(LOGIN + AMQP_HEADER + frame(OPEN, ["stranger", None, None, None, Uint(MIN_IDLE_MS)]))
     await line.until(said(OPEN))
     line.heard, began = b"", time.monotonic()
     await line.until(HEARTBEAT * 5)
-    assert time.monotonic() - began < 2.6
+    assert time.monotonic() - began < 2.5 * MIN_IDLE_MS / 1000 + 2
     line.close()
 
 
