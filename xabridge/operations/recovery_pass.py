@@ -121,13 +121,18 @@ def _not_configured(name: str, names: Collection[str], shown: str) -> Iterator[s
 def _what(findings: list[Finding]) -> Iterator[str]:
     for action in Action:
         those = [finding for finding in findings if finding.action is action]
-        where = ", ".join(escaped(finding.branch.resource) for finding in those)
         if action in {Action.COMMITTED, Action.ROLLED_BACK, Action.FORGOTTEN} and those:
-            yield f"{action.value} on {where}"
+            yield f"{action.value} on {_where(those)}"
         elif those:
             for why in dict.fromkeys(finding.why for finding in those):
-                on = "" if action is Action.LEFT_ALONE else f" on {where}"
+                on = (
+                    f" on {_where([one for one in those if one.why == why])}" if action is not Action.LEFT_ALONE else ""
+                )
                 yield f"{action.value}{on}: {escaped(why)}"
+
+
+def _where(findings: list[Finding]) -> str:
+    return ", ".join(escaped(finding.branch.resource) for finding in findings)
 
 
 def _line(name: str, what: str) -> Iterator[str]:

@@ -16,8 +16,10 @@ from tests.xabridge.cli.field import INCARNATION, NAME, NODE, OTHER_LOG, OTHERS,
 from tests.xabridge.cli.served import DECIDER
 from tm.log import Branch, Decision, read_log
 from tm.log.decider_record import encode_branches
+from tm.recovery.report import Action, Finding, Report
 from xa import FORMAT_ID, TMSUCCESS, Code, Gtrid, Owner, Xid
 from xa.state_tables import BranchState
+from xabridge.operations.recovery_pass import report_lines
 from xabridge.testing.reference import Fate, ReferenceDecider
 
 if TYPE_CHECKING:
@@ -471,3 +473,18 @@ def test_a_decision_in_a_resource_that_decides(deciding: Field, xabridge: Xabrid
     assert "left alone: another process of this node" in said.out
     assert not DECIDER.tombstones, "the pass spares what others have under way"
     assert not DECIDER._decisions
+
+
+def test_each_reason_is_said_of_its_own_resources() -> None:
+    """One resource can tell what became of its branch, another one can't."""
+    xid = Xid(FORMAT_ID, Gtrid("orders-1", bytes(8), bytes(8), 1).encode(), b"x")
+    report = Report(
+        [
+            Finding(Branch("broker", xid), Action.NOT_THERE, "committed before, or completed by hand"),
+            Finding(Branch("shop", xid), Action.NOT_THERE, "it was committed, as decided"),
+            Finding(Branch("ledger", xid), Action.NOT_THERE, "it was committed, as decided"),
+        ]
+    )
+    said = " ".join(" ".join(report_lines(report)).split())
+    assert "not there any more on broker: committed before" in said
+    assert "not there any more on shop, ledger: it was committed" in said
