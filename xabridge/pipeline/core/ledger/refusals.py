@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from xabridge.pipeline.core.ledger.rows import PipelineRow
@@ -26,13 +26,26 @@ def read_by_another(pipeline: str, query: str, what: str) -> str:
     )
 
 
+_ONE_DRIVER: Final = (
+    "which can't decide anything any more. Run one driver for a pipeline: stop the other one, or give this one another "
+    "name"
+)
+
+
 def taken(pipeline: str, row: PipelineRow | None, why: str) -> str:
     """For a driver that has lost the pipeline."""
     if row is None:
         return f"pipeline {pipeline!r} was removed from its log"
     at = datetime.fromtimestamp(row.taken_at, UTC).isoformat(sep=" ", timespec="seconds")
     return (
-        f"pipeline {pipeline!r} was taken by driver {row.driver} at {at} (incarnation {row.incarnation}); {why}, which "
-        "can't decide anything any more. Run one driver for a pipeline: stop the other one, or give this one another "
-        "name"
+        f"pipeline {pipeline!r} was taken by driver {row.driver} at {at} (incarnation {row.incarnation}); {why}, "
+        f"{_ONE_DRIVER}"
+    )
+
+
+def taken_meanwhile(pipeline: str, incarnation: int, own: int) -> str:
+    """For a driver that loses the pipeline in the midst of a change. Who has it is in the pipeline's row."""
+    return (
+        f"pipeline {pipeline!r} was taken by another driver as incarnation {incarnation}; this process belongs to "
+        f"incarnation {own}, {_ONE_DRIVER}"
     )

@@ -16,7 +16,7 @@ from tm.log.sql.gtrids import TakenOver
 from tm.log.sql.states import GtridState
 from tm.log.sql.tables import GTRIDS, NODE
 from xabridge.pipeline.core.errors import PipelineTaken
-from xabridge.pipeline.core.ledger.refusals import not_bound, read_by_another, taken
+from xabridge.pipeline.core.ledger.refusals import not_bound, read_by_another, taken, taken_meanwhile
 from xabridge.pipeline.core.ledger.rows import (
     BatchRow,
     EpochRow,
@@ -53,9 +53,7 @@ FORGET_EVERY: Final = 50
 
 # --- questions, made once: making one takes longer than asking it -----------------------------------------------------
 _MINE: Final = EPOCH.c.pipeline == bindparam("pipeline")
-_NODE: Final = (
-    select(NODE.c.epoch, NODE.c.holder).where(NODE.c.node == bindparam("pipeline")).with_for_update(read=True)
-)
+_NODE: Final = select(NODE.c.epoch).where(NODE.c.node == bindparam("pipeline")).with_for_update(read=True)
 _READS: Final = EPOCH.c.source != ""
 _ROW: Final = select(PIPELINE).where(PIPELINE.c.pipeline == bindparam("pipeline"))
 _EPOCH: Final = select(EPOCH).where(_MINE, EPOCH.c.epoch == bindparam("epoch"))
@@ -426,11 +424,7 @@ def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
     it."""
     row = connection.execute(_NODE, {"pipeline": pipeline}).one_or_none()
     if row is None or row.epoch != incarnation:
-        raise TakenOver(
-            f"pipeline {pipeline!r} was taken by {row.holder if row else 'nobody'} as incarnation "
-            f"{row.epoch if row else 0}; this process belongs to incarnation {incarnation}, which can't decide "
-            "anything any more: stop it"
-        )
+        raise TakenOver(taken_meanwhile(pipeline, row.epoch if row else 0, incarnation))
 
 
 def read_ownership(database: Database, pipeline: str, query: str) -> PipelineOwnership:
