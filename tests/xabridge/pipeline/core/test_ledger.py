@@ -61,7 +61,7 @@ def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str
     second = _opener(url).take("driver-2")
     assert second.log.epoch == first.log.epoch + 1
     for fenced in (first, joined):
-        with pytest.raises(TakenOver):
+        with pytest.raises(TakenOver, match=r"by another driver as incarnation .* Run one driver for a pipeline"):
             drive(fenced.allot())
         with pytest.raises(TakenOver):
             drive(fenced.row())
