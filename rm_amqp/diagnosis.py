@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dtx.protocol.replies import Details
     from rm_amqp.decider.election import Foundings
-    from rm_amqp.decider.tokens import Founding, Token
+    from rm_amqp.decider.tokens import FoundingMessage, Token
     from rm_amqp.settings import Settings
 
 REPORT_PAGE: Final = 100
@@ -58,7 +58,7 @@ class TokenSummary:
     """The result of browsing the token queues."""
 
     foundings: int
-    founding: Founding | None
+    founding: FoundingMessage | None
     """The one that counts, where that can be seen."""
     unseen: tuple[int, ...] = ()
     """The slots whose tokens could not be seen."""

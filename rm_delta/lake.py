@@ -92,11 +92,11 @@ class ManifestOfOtherVersion(OSError):
     """Another version of xabridge has prepared the branch."""
 
 
-class Held(Exception):
+class CompletionPostponed(Exception):
     """The branch can't be completed now, and is as it was. The message says why."""
 
 
-class Finished(Exception):
+class CommitBegun(Exception):
     """The commit of the branch has begun."""
 
 
@@ -340,7 +340,8 @@ class Lake:
         )
 
     def commit(self, xid: Xid) -> bool:
-        """Commits a prepared branch. False: there is none. Held: it can't be committed now. LakeUnavailable."""
+        """Commits a prepared branch. False: there is none. CompletionPostponed: it can't be committed now.
+        LakeUnavailable."""
         with _available("the branch can't be committed"):
             with self._locked():
                 manifest = self._find(xid)
@@ -350,18 +351,18 @@ class Lake:
             try:
                 self._complete(manifest)
             except (TableRefused, DeltaError) as error:
-                raise Held(plain(error)) from error
+                raise CompletionPostponed(plain(error)) from error
         return True
 
     def rollback(self, xid: Xid) -> bool:
-        """Rolls a prepared branch back. False: there is none. Finished: its commit has begun. LakeUnavailable."""
+        """Rolls a prepared branch back. False: there is none. CommitBegun: its commit has begun. LakeUnavailable."""
         with _available("the branch can't be rolled back"):
             with self._locked():
                 manifest = self._find(xid)
                 if manifest is None or manifest.state in {COMMITTED, ROLLED_BACK}:
                     return False
                 if manifest.state == COMMITTING:
-                    raise Finished("its commit has begun")
+                    raise CommitBegun("its commit has begun")
                 manifest = self._moved(manifest, ROLLED_BACK)
             self._complete(manifest)
         return True

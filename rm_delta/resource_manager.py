@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from rm_delta import NAME
 from rm_delta.errors import ForkedProcess, TableRefused
-from rm_delta.lake import Finished, Held, Lake, LakeUnavailable, ManifestOfOtherVersion
+from rm_delta.lake import CommitBegun, CompletionPostponed, Lake, LakeUnavailable, ManifestOfOtherVersion
 from rm_delta.session import BranchWork, DeltaSession
 from xa import Code, xa_error
 from xa.in_process_branches import Branches, Part, Unit, UnitDriver
@@ -203,9 +203,9 @@ def lake_folder(open_string: str) -> Path:
 def _answers(verb: str, xid: Xid | None) -> Iterator[None]:
     try:
         yield
-    except Held as error:
+    except CompletionPostponed as error:
         raise xa_error(Code.XA_RETRY, f"{verb}: {error}", xid) from error
-    except Finished as error:
+    except CommitBegun as error:
         raise xa_error(Code.XAER_PROTO, f"{verb}: {error}", xid) from error
     except LakeUnavailable as error:
         raise xa_error(Code.XAER_RMFAIL, f"{verb}: {error}", xid) from error

@@ -40,7 +40,7 @@ from tm.resources import ResourceConfig, find_factory
 from xa import XaError
 from xa.open_string import OpenString, shown
 from xa.secrets import masked
-from xa.telemetry.endpoint import Acts, Private, Request
+from xa.telemetry.endpoint import PostActions, PrivatePages, Request
 from xabridge.cli.main import main, make_parser
 from xabridge.console.app import application
 from xabridge.console.console import Console
@@ -402,7 +402,7 @@ def test_the_tokens_of_a_node_are_not_shown(tmp_path: Path, monkeypatch: pytest.
         for page in ("metrics", "ready", "live", "node", "node/in-doubt"):
             _, headers, body = page_of(port, page)
             holds_nothing(headers, body.decode())
-    holds_nothing(Acts("Zq7", {}), Private("Zq7", {}), Request("GET", "/", {"authorization": "Bearer Zq7"}))
+    holds_nothing(PostActions("Zq7", {}), PrivatePages("Zq7", {}), Request("GET", "/", {"authorization": "Bearer Zq7"}))
 
 
 REPEATED: Final = [

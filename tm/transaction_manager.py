@@ -24,7 +24,7 @@ from tm.telemetry.timelines import Timelines
 from tm.transaction import Transaction
 from xa.open_string import host_and_port
 from xa.secrets import hide, not_set
-from xa.telemetry.endpoint import TOKEN_OCTETS, Acts, AddressTaken, EndpointThread, Private
+from xa.telemetry.endpoint import TOKEN_OCTETS, AddressTaken, EndpointThread, PostActions, PrivatePages
 from xa.telemetry.exposition import Exposition
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class TransactionManager(Manager[Tx_co]):
 
     _endpoint: EndpointThread | None = None
     _observer: Recorder | None = None
-    _private: Private | None = None
+    _private: PrivatePages | None = None
     _operations: Operations | None = None
 
     def __init__(
@@ -189,10 +189,10 @@ class TransactionManager(Manager[Tx_co]):
         self._operations = _operations_of(self, acting=act_token is not None)
         if self._operations is not None:
             pages.update(self._operations.pages)
-            acts = None if act_token is None else Acts(act_token, self._operations.acts)
+            acts = None if act_token is None else PostActions(act_token, self._operations.acts)
         elif act_token is not None:
             raise ConfigurationError("http_act_token: what it is for is not installed: pip install xabridge again")
-        self._private = Private(token, pages, acts)
+        self._private = PrivatePages(token, pages, acts)
         return timelines
 
     def _close_parts(self) -> None:

@@ -1,7 +1,7 @@
 """The X/Open XA contract: Xid, flags, codes, errors, state tables, ResourceManager. Pure; imports nothing of ours."""
 
 from xa.capabilities import (
-    BreakingOff,
+    BreakingConnections,
     CarryingOutSql,
     LateEnding,
     LimitingPrepared,
@@ -72,7 +72,7 @@ __all__ = [
     "TMUSEASYNC",
     "AxCode",
     "BranchRolledBack",
-    "BreakingOff",
+    "BreakingConnections",
     "CarryingOutSql",
     "Code",
     "Completion",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xa.xid import Xid
 
 
-class BreakingOff(ResourceManager, Protocol):
+class BreakingConnections(ResourceManager, Protocol):
     """Its connections can be broken while a thread waits for them."""
 
     def break_off(self) -> None:

@@ -459,7 +459,11 @@ class Branches(Driver[Part[U]]):
         return self.unit_driver.scan(page)
 
     def first(self, outstanding: Sequence[Pending]) -> Pending:
-        asked = {turn.pending: turn for turn in outstanding if isinstance(turn, _Turn) and turn.pending is not None}
+        asked = {
+            turn.pending: turn
+            for turn in outstanding
+            if isinstance(turn, _BranchOperation) and turn.pending is not None
+        }
         return asked[self.unit_driver.first(list(asked))]
 
     def _complete(self, verb: str, move: BranchVerb, xid: Xid, ask: Callable[[U], Code | Pending]) -> Code | Pending:
@@ -561,15 +565,15 @@ class Branches(Driver[Part[U]]):
         if xid in self._busy and not self._wait_until(lambda: xid not in self._busy):
             raise xa_error(Code.XAER_PROTO, f"{verb}: another operation on the branch is outstanding", xid)
 
-    def _turn(self, verb: str, xid: Xid) -> _Turn:
+    def _turn(self, verb: str, xid: Xid) -> _BranchOperation:
         """Inside, and until the answer is known if it comes later, this is the only operation on the branch."""
         with self._lock:
             if xid in self._busy:
                 self._await_turn(verb, xid)
             self._busy.add(xid)
-        return _Turn(self, xid)
+        return _BranchOperation(self, xid)
 
-    def conclude(self, turn: _Turn, code: Code) -> None:
+    def conclude(self, turn: _BranchOperation, code: Code) -> None:
         """The outcome of an operation is known."""
         with self._lock:
             concluded, turn.concluded = turn.concluded, None
@@ -595,7 +599,7 @@ class Branches(Driver[Part[U]]):
         return xa_error(Code.XAER_NOTA, f"{verb}: no such branch in this instance of the resource manager", xid)
 
 
-class _Turn:
+class _BranchOperation:
     """One operation on a branch, from its beginning until its outcome is known, which is the end of the block unless
     the answer comes later. Then this is the Pending that the switch gets."""
 

@@ -238,7 +238,7 @@ class Registrar(Protocol):
         ...
 
 
-class NoWork:
+class RefusingRegistrar:
     """A registrar for whoever begins branches itself, or does no work: nothing registers."""
 
     def ax_reg(self, rmid: int, flags: int = 0) -> tuple[AxCode, Xid]:  # noqa: ARG002 — the contract's signature

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from xa.telemetry.endpoint import JSON, Answer
 from xabridge.operations import survey_json
 from xabridge.operations.progress import silent
-from xabridge.operations.service import DOING, RECOVER, NotDone, NotTold, OperatorService, Wanted
+from xabridge.operations.service import DOING, RECOVER, ActRefused, AnswerUnavailable, OperatorRequest, OperatorService
 from xabridge.operations.site import RunningNode
 from xabridge.operations.survey import survey
 
@@ -83,10 +83,10 @@ class NodePages:
 
     @property
     def operations(self) -> OperatorService:
-        """What does it; made when somebody asks first, because the manager is not complete before. NotDone: the manager
-        is closing."""
+        """What does it; made when somebody asks first, because the manager is not complete before. ActRefused: the
+        manager is closing."""
         if self._closed:
-            raise NotDone("nothing was done: this process is ending")
+            raise ActRefused("nothing was done: this process is ending")
         if self._operations is None:
             self._operations = OperatorService(RunningNode(self._manager, silent()), self._clock)
         return self._operations
@@ -97,7 +97,7 @@ class NodePages:
             return self._in_doubt_answer
         try:
             seen = await self.operations.look()
-        except (NotDone, NotTold) as error:
+        except (ActRefused, AnswerUnavailable) as error:
             return _answer(503, {"why": str(error)})
         began = time.thread_time()
         live = [one.gtrid.hex() for one in self._manager.live if not one.waits][:LIVE]
@@ -113,7 +113,7 @@ class NodePages:
             return _answer(400, {"why": f"this asks for nothing that can be done: {error}"})
         try:
             choice = await self.operations.choose(wanted)
-        except (NotDone, NotTold) as error:
+        except (ActRefused, AnswerUnavailable) as error:
             return _answer(409, {"why": str(error)})
         ticket = self._ticket_for(wanted, choice.told)
         view = None if choice.view is None else survey_json.encode_transaction(choice.view)
@@ -138,7 +138,7 @@ class NodePages:
         return _answer(200, ticket.doing.result())
 
     # -- tickets
-    def _ticket_for(self, wanted: Wanted, told: tuple[str, ...]) -> str:
+    def _ticket_for(self, wanted: OperatorRequest, told: tuple[str, ...]) -> str:
         while len(self._tickets) >= TICKETS:
             oldest = next((name for name, one in self._tickets.items() if one.is_over), next(iter(self._tickets)))
             del self._tickets[oldest]
@@ -156,10 +156,10 @@ class NodePages:
         try:
             self._in_doubt_answer = None
             said = await self.operations.carry_out(wanted, ticket.told, heuristic=heuristic)
-        except NotDone as error:
+        except ActRefused as error:
             _audit(who, "refused", about, why=str(error))
             return {"state": "refused", "why": str(error)}
-        except NotTold as error:
+        except AnswerUnavailable as error:
             _audit(who, "failed", about, why=str(error))
             return {"state": "failed", "why": str(error)}
         except Exception as error:
@@ -179,7 +179,7 @@ class NodePages:
 class _Ticket:
     """What was shown, and what came of it."""
 
-    wanted: Wanted
+    wanted: OperatorRequest
     told: tuple[str, ...]
     since: float
     doing: asyncio.Task[dict[str, Any]] | None = None
@@ -189,7 +189,7 @@ class _Ticket:
         return self.doing is not None and self.doing.done()
 
 
-def _wanted(told: Any) -> Wanted:
+def _wanted(told: Any) -> OperatorRequest:
     doing, name = told["doing"], told["name"]
     on, gone = told["on"], told["gone"]
     texts = [name, *on, *gone]
@@ -197,7 +197,7 @@ def _wanted(told: Any) -> Wanted:
         raise ValueError(f"doing is one of {', '.join(sorted(DOING))}")
     if len(texts) > _MANY or not all(isinstance(one, str) and len(one) <= _LONGEST for one in texts):
         raise ValueError("names are texts")
-    return Wanted(doing, name, tuple(on), tuple(gone))
+    return OperatorRequest(doing, name, tuple(on), tuple(gone))
 
 
 def _answer(status: int, told: Mapping[str, Any]) -> Answer:

@@ -16,7 +16,7 @@ from dtx.broker.access.audit import Audit
 from dtx.broker.access.permissions import Permissions, PermissionsError
 from dtx.broker.access.rate_limited_log import RateLimitedLog
 from dtx.broker.fair_queue import FairQueue
-from dtx.broker.queues.counters import INTERVAL_S, Memory
+from dtx.broker.queues.counters import INTERVAL_S, UnstoredMemory
 from dtx.broker.transactional_resource import TransactionalResource
 from dtx.broker.transactions.branch_commands import DtxCoordination
 from dtx.broker.transactions.branches import Registry
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dtx.amqp.sole_connection import SoleConnection
     from dtx.broker.access.credentials import Credentials
     from dtx.broker.queues.counters import Meter
-    from dtx.broker.queues.entry import Continuing
+    from dtx.broker.queues.entry import ResumableWork
     from dtx.broker.queues.queue import Queue
     from dtx.broker.settings import Settings
     from dtx.broker.transactional_resource import Clock
@@ -162,7 +162,7 @@ class Container:
         """Messages outside of transactions that were sent settled and not taken: no outcome tells their senders."""
         self._links: dict[LinkKey, ServedLink] = {}
         self.since_ms = self.resource.now_ms
-        self._continuing: FairQueue[Continuing] = FairQueue()
+        self._continuing: FairQueue[ResumableWork] = FairQueue()
 
     def open(self) -> None:
         """Opens the store and restores everything that it holds. StoreDamaged: it holds what no broker wrote, so that
@@ -204,7 +204,7 @@ class Container:
             del self._links[key]
 
     # -- turns
-    def continue_later(self, one: Continuing, user: str) -> None:
+    def continue_later(self, one: ResumableWork, user: str) -> None:
         """Has `one`, which is something of `user`, go on in another turn: it has done as much as one turn allows."""
         self._continuing.add(one, user)
 
@@ -265,7 +265,7 @@ class DynamicNodes:
 
     def __init__(self, container: Container) -> None:
         self._container = container
-        self._memory = Memory(container.limits.dynamic_octets)
+        self._memory = UnstoredMemory(container.limits.dynamic_octets)
         self.queues: dict[str, Queue] = {}
 
     def make(self) -> Queue:

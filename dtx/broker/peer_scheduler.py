@@ -52,7 +52,7 @@ LONG_TURN_S: Final = 0.005
 """A turn that took longer is counted."""
 
 
-class Served(Protocol):
+class ScheduledPeer(Protocol):
     """A peer that is served in turns."""
 
     @property
@@ -79,11 +79,11 @@ class Served(Protocol):
         ...
 
 
-P = TypeVar("P", bound=Served)
+P = TypeVar("P", bound=ScheduledPeer)
 S_contra = TypeVar("S_contra", contravariant=True)
 
 
-class Shell(Protocol[S_contra]):
+class SchedulerPorts(Protocol[S_contra]):
     """What rounds need of the broker."""
 
     @property
@@ -121,7 +121,7 @@ class PeerScheduler(Generic[P]):
     """The rounds of one broker. `has_input` is called when a peer has sent something, `answered` when the store's
     thread has answered, `forced` after each force, `left` when a peer is gone."""
 
-    def __init__(self, shell: Shell[P], clock: Callable[[], float]) -> None:
+    def __init__(self, shell: SchedulerPorts[P], clock: Callable[[], float]) -> None:
         self._shell = shell
         self._clock = clock
         self._turns: FairQueue[P] = FairQueue()

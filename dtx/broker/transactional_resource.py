@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dtx.amqp.conditions import Condition
-from dtx.broker.queues.counters import Memory
+from dtx.broker.queues.counters import UnstoredMemory
 from dtx.broker.queues.entry import ORIGIN, Effect, Entry, Origin, State, write_post
 from dtx.broker.queues.message_times import ExpirySchedule, MessageAges, Schedule
 from dtx.broker.queues.outcomes import FailureReasons
@@ -74,7 +74,7 @@ class Clock(Protocol):
         ...
 
 
-class Turn:
+class GroupCommit:
     """Changes outside of transactions that become durable together: posts, and who waits for these (`answers`), or for
     what was `retired`."""
 
@@ -116,7 +116,7 @@ class TransactionalResource:
         self.queues: dict[str, Queue] = {}
         self._lasting = 0
         """How many of these are stored; the others are bounded by the links of their connections."""
-        self.turn = Turn()
+        self.turn = GroupCommit()
         self.failed = False
         self._stopped = stopped
         self._number = 0
@@ -133,7 +133,7 @@ class TransactionalResource:
         self._mark_at = 0.0
         self._marks: list[int] = []
         """The records of marks."""
-        self.unstored = Memory(self.limits.unstored_octets)
+        self.unstored = UnstoredMemory(self.limits.unstored_octets)
         """Of messages that came in part, or whose transactions are open."""
         self.payloads = Payloads(store, self.stop, self.settle)
         self._owed: list[tuple[int, int]] = []
@@ -268,7 +268,7 @@ class TransactionalResource:
             self._marks[:half] = self._marks[:half:2]
 
     # -- queues
-    def _make(self, number: int, name: str, *, lasting: bool = True, memory: Memory | None = None) -> Queue:
+    def _make(self, number: int, name: str, *, lasting: bool = True, memory: UnstoredMemory | None = None) -> Queue:
         settings = self.settings.queues.get(name, self.settings.queue_defaults)
         queue = Queue(
             number,
@@ -302,7 +302,7 @@ class TransactionalResource:
             raise refused(Code.XAER_INVAL, f"a queue's name has 1 to {MAX_NAME} printable characters")
         return self.create(name)
 
-    def make_dynamic(self, name: str, memory: Memory) -> Queue:
+    def make_dynamic(self, name: str, memory: UnstoredMemory) -> Queue:
         """A queue that is not stored; its owner deletes it with `drop_dynamic`."""
         return self._make(self.number(), name, lasting=False, memory=memory)
 
@@ -470,10 +470,10 @@ class TransactionalResource:
         turn = self.turn
         if turn.empty:
             return
-        self.turn = Turn()
+        self.turn = GroupCommit()
         self._submit(turn.batch, partial(self._turned, turn))
 
-    def _turned(self, turn: Turn, error: NotStored | None) -> None:
+    def _turned(self, turn: GroupCommit, error: NotStored | None) -> None:
         refusal = None
         if error is None:
             for entry in turn.posts:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rm_amqp.amqp010.channel import Refused
 from rm_amqp.amqp010.messages import content_of, dead_letter_of, message_of
-from rm_amqp.amqp010.work import Held, Outcome
+from rm_amqp.amqp010.work import Outcome, ReceivedMessage
 from rm_amqp.errors import Cause, ConnectionLost, TimedOut, lost_error
 from rm_amqp.session_contract import AsyncMessagingSession, NoMessage
 from xa import Code, xa_error
@@ -128,11 +128,11 @@ def _read(work: Work, arrived: list[Transfer]) -> list[Message]:
     """The messages, which are the application's now."""
     found = list(map(message_of, arrived))
     for transfer, message in zip(arrived, found, strict=True):
-        work.held[id(message)] = Held(transfer, message)
+        work.held[id(message)] = ReceivedMessage(transfer, message)
     return found
 
 
-def _held(work: Work, message: Any) -> Held:
+def _held(work: Work, message: Any) -> ReceivedMessage:
     """A message whose outcome is not told yet."""
     held = work.held.get(id(message))
     if held is None:

@@ -57,7 +57,7 @@ class Outcome(Enum):
 
 
 @dataclass(slots=True)
-class Held:
+class ReceivedMessage:
     """A message that was received."""
 
     transfer: Transfer
@@ -73,7 +73,7 @@ class Work:
     channel: Channel
     suspended: bool = False
     ended: bool = False
-    held: dict[int, Held] = field(default_factory=dict)
+    held: dict[int, ReceivedMessage] = field(default_factory=dict)
     """By the identity of the application's message."""
     sent: set[int] = field(default_factory=set)
     """The numbers of the transfers that are not known to be routed."""

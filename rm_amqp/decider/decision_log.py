@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.protocol.conditions import refused
 from rm_amqp.decider.channel import LocalWork
 from rm_amqp.decider.token_queues import TokenBusyError
-from rm_amqp.decider.tokens import MAX_OCTETS, Founding, Token, Word, WrongTokenError
+from rm_amqp.decider.tokens import MAX_OCTETS, FoundingMessage, Token, TokenAnswer, WrongTokenError
 from xa import Code, DecisionRecord
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ END_BATCH: Final = 64
 once."""
 
 
-class WornTokenError(Exception):
+class TokenRenewalDue(Exception):
     """The token came back so often that it has to be renewed before it is used."""
 
     def __init__(self, slot: int) -> None:
@@ -85,7 +85,7 @@ class DecisionLog:
         leases: ChannelPool[LocalChannel],
         clock: Callable[[], float],
         settings: Settings,
-        founding: Founding,
+        founding: FoundingMessage,
     ) -> None:
         self.founding = founding
         self._pool = pool
@@ -122,7 +122,7 @@ class DecisionLog:
         if held.deliveries >= WORN:
             yield from channel.tokens.release(held)
             attempt.loose = False
-            raise WornTokenError(slot)
+            raise TokenRenewalDue(slot)
 
         with self._lock:
             ended = frozenset(self._ended[slot])
@@ -139,7 +139,7 @@ class DecisionLog:
 
     def _objection(self, held: Token, token: Token, attempt: Attempt) -> str:
         word = held.word_on(attempt.gtrid, attempt.known)
-        if word is not Word.OPEN:
+        if word is not TokenAnswer.OPEN:
             return f"recovery has settled it: it {word.value}"
         if len(token.encode()) > MAX_OCTETS:
             return (
@@ -153,7 +153,7 @@ class DecisionLog:
         """TokenBusyError: it can't be told now."""
 
         def fence(token: Token) -> Token | None:
-            return token.fencing(gtrid) if token.word_on(gtrid, token.epoch) is Word.OPEN else None
+            return token.fencing(gtrid) if token.word_on(gtrid, token.epoch) is TokenAnswer.OPEN else None
 
         return self.exchange(self.founding.slot_of(gtrid), fence, deadline, alone=True).record_of(gtrid)
 

@@ -21,11 +21,11 @@ from dtx.protocol.conditions import RefusedError
 from rm_amqp.channel.work import WorkEvent
 from rm_amqp.connections import CLOSE_S, Connections
 from rm_amqp.decider.channel import ROLLED_BACK, LocalBranchWork, LocalChannel, open_local
-from rm_amqp.decider.decision_log import Attempt, DecisionLog, WornTokenError, patience
+from rm_amqp.decider.decision_log import Attempt, DecisionLog, TokenRenewalDue, patience
 from rm_amqp.decider.service_bus import TopicNodes, refuse_unfit
 from rm_amqp.decider.token_queue_creation import agree_on_founding
 from rm_amqp.decider.token_queues import TokenBusyError
-from rm_amqp.decider.tokens import ID_SIZE, Founding, TooManyLeasesError, WrongTokenError
+from rm_amqp.decider.tokens import ID_SIZE, FoundingMessage, TooManyLeasesError, WrongTokenError
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, refusal_error
 from rm_amqp.session import Session
 from rm_amqp.settings import parse
@@ -142,7 +142,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
     def _found(self) -> None:
         connections = self.connections
         settings, pool, deadline = connections.settings, connections.pool, connections.deadline()
-        own = Founding(connections.environment.nonce(ID_SIZE), settings.slots or SLOTS)
+        own = FoundingMessage(connections.environment.nonce(ID_SIZE), settings.slots or SLOTS)
         pooled = pool.acquire(work=True, deadline=deadline)
         try:
             until_s = patience(connections.environment.clock(), settings, deadline)
@@ -321,7 +321,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         def decided() -> None:
             try:
                 connection.run(log.decide(channel, branch.work, attempt, deadline))
-            except WornTokenError as worn:
+            except TokenRenewalDue as worn:
                 log.renew(worn.slot, deadline)
                 connection.run(log.decide(channel, branch.work, attempt, deadline))
 

@@ -38,12 +38,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
+from rm_amqp.decider.tokens import FoundingMessage, Token, WrongTokenError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    Foundings = frozenset[Founding]
+    Foundings = frozenset[FoundingMessage]
 
 TAKE_WAIT_S: Final = 1.0
 """How long a process that may wait for a lock waits for it before it looks again."""
@@ -57,7 +57,7 @@ class Ports(Protocol):
         """Browses the founding queue."""
         ...
 
-    async def found(self, founding: Founding) -> None:
+    async def found(self, founding: FoundingMessage) -> None:
         """Sends this founding and its first tokens, in one transaction."""
         ...
 
@@ -73,7 +73,7 @@ class Ports(Protocol):
         """Gives every token back that is held."""
         ...
 
-    async def elect(self, winner: Founding, foundings: Foundings) -> None:
+    async def elect(self, winner: FoundingMessage, foundings: Foundings) -> None:
         """In one transaction retires the lease tokens of `foundings`, which are held, and sends that of `winner`,
         used."""
         ...
@@ -83,7 +83,7 @@ class Ports(Protocol):
         ...
 
 
-async def elect(ports: Ports, own: Founding) -> Founding:
+async def elect(ports: Ports, own: FoundingMessage) -> FoundingMessage:
     """Returns the founding that counts; if there is none, it founds `own`. WrongTokenError: the founding that uses the
     tokens has lost its founding message, or two foundings use them."""
     sent = strange = False
@@ -103,7 +103,7 @@ async def elect(ports: Ports, own: Founding) -> Founding:
         in_use = founding_in_use(foundings, tokens)
         if in_use is None and await ports.foundings() == foundings:
             in_use = await _contest(ports, foundings)
-        if isinstance(in_use, Founding):
+        if isinstance(in_use, FoundingMessage):
             return in_use
         if in_use is not None and strange:  # it was not there yet when the queue was browsed, but now it would be
             raise WrongTokenError(
@@ -114,12 +114,12 @@ async def elect(ports: Ports, own: Founding) -> Founding:
         await ports.pause("other processes that found it as well hold its tokens, or the tokens are lost")
 
 
-def lease_slots(foundings: Iterable[Founding]) -> list[int]:
+def lease_slots(foundings: Iterable[FoundingMessage]) -> list[int]:
     """Where the lease tokens of these foundings are."""
     return sorted({founding.lease_slot for founding in foundings})
 
 
-def founding_in_use(foundings: Foundings, tokens: Iterable[Token]) -> Founding | bytes | None:
+def founding_in_use(foundings: Foundings, tokens: Iterable[Token]) -> FoundingMessage | bytes | None:
     """Which founding counts, by the tokens that were used: one of `foundings`, a founder that is not among them, or
     None where nobody has used any. WrongTokenError: two are in use."""
     founders = {token.founder for token in tokens if token.used}
@@ -131,7 +131,7 @@ def founding_in_use(foundings: Foundings, tokens: Iterable[Token]) -> Founding |
     return None
 
 
-async def _contest(ports: Ports, foundings: Foundings) -> Founding | bytes | None:
+async def _contest(ports: Ports, foundings: Foundings) -> FoundingMessage | bytes | None:
     """Takes the locks of all these foundings, and elects one. None: another process has one of the locks."""
     locks = {founding.founder: founding for founding in foundings}
     held: set[bytes] = set()
@@ -160,7 +160,7 @@ async def _contest(ports: Ports, foundings: Foundings) -> Founding | bytes | Non
     return winner
 
 
-def _smallest(locks: Mapping[bytes, Founding]) -> Founding:
+def _smallest(locks: Mapping[bytes, FoundingMessage]) -> FoundingMessage:
     return locks[min(locks)]
 
 

@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from rm_amqp.decider.channel import LocalChannel
     from rm_amqp.decider.election import Foundings
     from rm_amqp.decider.token_queues import HeldToken
-    from rm_amqp.decider.tokens import Founding, Token
+    from rm_amqp.decider.tokens import FoundingMessage, Token
 
 
-def agree_on_founding(channel: LocalChannel, own: Founding, until_s: float, deadline: float) -> Steps[Founding]:
+def agree_on_founding(
+    channel: LocalChannel, own: FoundingMessage, until_s: float, deadline: float
+) -> Steps[FoundingMessage]:
     """The founding that counts, for everybody who uses these queues; `own` is what is founded where nobody has.
 
     RefusedError: the queues can't be used. TokenBusyError: it could not be told until `until_s`. WrongTokenError: they
     hold something else. Whatever it raises, tokens may be held: the connection has to go.
     """
-    founding: Founding = yield from elect(_ChannelPorts(channel, until_s, deadline), own).__await__()
+    founding: FoundingMessage = yield from elect(_ChannelPorts(channel, until_s, deadline), own).__await__()
     return founding
 
 
@@ -46,7 +48,7 @@ class _ChannelPorts:
     async def shown(self, slot: int) -> list[Token]:
         return await awaited(self._queues.shown(slot, self._deadline))
 
-    async def found(self, founding: Founding) -> None:
+    async def found(self, founding: FoundingMessage) -> None:
         await awaited(self._found(founding))
 
     async def take(self, slot: int, wait_s: float) -> Token | None:
@@ -61,7 +63,7 @@ class _ChannelPorts:
         self._held.append(taken)
         return taken.token
 
-    async def elect(self, winner: Founding, foundings: Foundings) -> None:
+    async def elect(self, winner: FoundingMessage, foundings: Foundings) -> None:
         await awaited(self._elect(winner, foundings))
 
     async def release(self) -> None:
@@ -82,7 +84,7 @@ class _ChannelPorts:
         yield from self._queues.replace(work, [taken], taken.token, self._deadline)
         yield from channel.discharge(work, self._deadline, fail=False)
 
-    def _found(self, founding: Founding) -> Steps[None]:
+    def _found(self, founding: FoundingMessage) -> Steps[None]:
         queues, channel, work = self._queues, self._channel, LocalWork()
         for token in founding.first_tokens():  # of another version, whose founding message is lost: refused
             yield from queues.shown(token.slot, self._deadline)
@@ -92,7 +94,7 @@ class _ChannelPorts:
         yield from queues.send(bodies, work, self._deadline)
         yield from channel.discharge(work, self._deadline, fail=False)
 
-    def _elect(self, winner: Founding, foundings: Foundings) -> Steps[None]:
+    def _elect(self, winner: FoundingMessage, foundings: Foundings) -> Steps[None]:
         queues, channel, work = self._queues, self._channel, LocalWork()
         places = {(founding.founder, founding.lease_slot) for founding in foundings}
         locks = [each for each in self._held if (each.token.founder, each.token.slot) in places]

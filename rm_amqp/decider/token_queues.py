@@ -20,7 +20,7 @@ from dtx.protocol.replies import ACCEPTED, RELEASED
 from rm_amqp.channel.work import TAKE
 from rm_amqp.connection.endpoint import until
 from rm_amqp.connection.links import Receiver
-from rm_amqp.decider.tokens import Founding, OtherVersionError, Token, WrongTokenError
+from rm_amqp.decider.tokens import FoundingMessage, OtherVersionError, Token, WrongTokenError
 from rm_amqp.errors import TimedOut
 from rm_amqp.message import Message
 from xa import Code
@@ -86,7 +86,7 @@ class TokenQueues:
     def foundings(self, deadline: float) -> Steps[Foundings]:
         """Every founding that is there. WrongTokenError: the queue holds something else."""
         arrived = yield from self._browsed(self.name, deadline)
-        return frozenset(Founding.decode(self._read(each, self.name).body) for each in arrived)
+        return frozenset(FoundingMessage.decode(self._read(each, self.name).body) for each in arrived)
 
     def shown(self, slot: int, deadline: float) -> Steps[list[Token]]:
         """The tokens that a slot's queue shows. Acquired ones may be missing. Messages that are no tokens are skipped,
@@ -126,7 +126,7 @@ class TokenQueues:
         return found
 
     # -- holding
-    def acquire(self, founding: Founding, slot: int, until_s: float, deadline: float) -> Steps[HeldToken]:
+    def acquire(self, founding: FoundingMessage, slot: int, until_s: float, deadline: float) -> Steps[HeldToken]:
         """Holds the token of a slot, waiting for it until `until_s`; the broker may take until `deadline` to say that
         there is none. TokenBusyError; WrongTokenError: the queue holds a message that is not ours."""
         receiver = yield from self._receiver(slot, deadline)
@@ -145,7 +145,7 @@ class TokenQueues:
             yield from self._attached(receiver, deadline)
         return receiver
 
-    def _held(self, arrived: Arrived, founding: Founding, slot: int) -> Steps[HeldToken | None]:
+    def _held(self, arrived: Arrived, founding: FoundingMessage, slot: int) -> Steps[HeldToken | None]:
         """The token that came; None where it was one of a founding that does not count, which is dropped."""
         held = yield from self._token_in(arrived, slot, founding)
         if held.token.founder != founding.founder:
@@ -153,7 +153,7 @@ class TokenQueues:
             return None
         return held
 
-    def _token_in(self, arrived: Arrived, slot: int, founding: Founding | None = None) -> Steps[HeldToken]:
+    def _token_in(self, arrived: Arrived, slot: int, founding: FoundingMessage | None = None) -> Steps[HeldToken]:
         """The token that came, which has its place there. WrongTokenError: it has not, and is given back."""
         try:
             message = self._read(arrived, self.address(slot))
@@ -174,7 +174,7 @@ class TokenQueues:
         arrived = yield from self._next(receiver, self._endpoint.clock() + wait_s, deadline)
         return None if arrived is None else (yield from self._token_in(arrived, slot))
 
-    def check_alone(self, held: HeldToken, founding: Founding, deadline: float) -> Steps[None]:
+    def check_alone(self, held: HeldToken, founding: FoundingMessage, deadline: float) -> Steps[None]:
         """TokenBusyError where the token is not held any more. WrongTokenError where the queue holds another token
         beside the one that is held: somebody has copied it, and nobody knows which of them tells the truth."""
         slot, receiver = held.token.slot, held.arrived.link

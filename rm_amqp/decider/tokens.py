@@ -64,7 +64,7 @@ class TooManyLeasesError(Exception):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Founding:
+class FoundingMessage:
     """The body of the founding message."""
 
     founder: bytes
@@ -75,7 +75,7 @@ class Founding:
         return json.dumps({"version": VERSION, "founder": self.founder.hex(), "slots": self.slots})
 
     @classmethod
-    def decode(cls, body: object) -> Founding:
+    def decode(cls, body: object) -> FoundingMessage:
         """The contents of a body; WrongTokenError."""
         fields = _object(body)
         founding = cls(_hex(fields, "founder"), _number(fields, "slots"))
@@ -97,7 +97,7 @@ class Founding:
         return [Token(self.founder, slot) for slot in range(self.slots + 1)]
 
 
-class Word(Enum):
+class TokenAnswer(Enum):
     """A token's answer about a transaction."""
 
     DECIDED = "decided"
@@ -134,7 +134,7 @@ class Token:
         return self.generation > 0
 
     # -- what it says
-    def check(self, founding: Founding | None, slot: int) -> None:
+    def check(self, founding: FoundingMessage | None, slot: int) -> None:
         """WrongTokenError where it has no place in this slot: one of another founding that somebody has used. None:
         which founding counts is not known yet."""
         if founding is not None and self.founder != founding.founder and self.used:
@@ -146,13 +146,13 @@ class Token:
         """The record of a decided transaction."""
         return dict(self.decided).get(gtrid)
 
-    def word_on(self, gtrid: bytes, known: int) -> Word:
+    def word_on(self, gtrid: bytes, known: int) -> TokenAnswer:
         """What becomes of a transaction that began when the slot was at least at the epoch `known`."""
         if self.record_of(gtrid) is not None:
-            return Word.DECIDED
+            return TokenAnswer.DECIDED
         if gtrid in dict(self.fenced):
-            return Word.FENCED
-        return Word.OUTDATED if known < self.floor else Word.OPEN
+            return TokenAnswer.FENCED
+        return TokenAnswer.OUTDATED if known < self.floor else TokenAnswer.OPEN
 
     # -- the next generation
     def deciding(self, gtrid: bytes, record: bytes, ended: Collection[bytes]) -> Token:

@@ -38,7 +38,7 @@ from rm_amqp.amqp010.structs import read_command, read_control, read_header
 from rm_amqp.amqp010.typed_octets import read_map_message, read_stream_message
 from rm_amqp.amqp010.values import WireError as WireError010
 from rm_amqp.channel.encoded_commands import read_reply, read_response, read_vote
-from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
+from rm_amqp.decider.tokens import FoundingMessage, Token, WrongTokenError
 from rm_amqp.message import Message
 from rm_db.address import Address
 from rm_db.mariadb.xid import decode_xids
@@ -314,9 +314,9 @@ DECODERS: Final[dict[str, Decoder]] = {
     "log records": Decoder(lambda octets: list(decode(octets)), (RecordError,), (_PAYLOAD,)),
     "decision records": Decoder(_branches, (ValueError,), (encode_branches(decision(1).branches)[:-4],)),
     "tokens": Decoder(
-        each(text(Token.decode), text(Founding.decode)),
+        each(text(Token.decode), text(FoundingMessage.decode)),
         (WrongTokenError,),
-        (b"\0" + _TOKEN, b"\x01" + Founding(b"12345678", 4).encode().encode()),
+        (b"\0" + _TOKEN, b"\x01" + FoundingMessage(b"12345678", 4).encode().encode()),
     ),
     "AMQP 1.0 messages of clients": Decoder(Message.from_octets, _WIRE, (_MESSAGE,)),
     "AMQP 0-10": Decoder(

@@ -25,7 +25,7 @@ from deltalake.schema import PrimitiveType
 
 from rm_delta import lake as lake_module
 from rm_delta.errors import TableRefused
-from rm_delta.lake import ABANDONED_S, Finished, Held, Lake, LakeUnavailable
+from rm_delta.lake import ABANDONED_S, CommitBegun, CompletionPostponed, Lake, LakeUnavailable
 from rm_delta.parquet_files import TableFiles
 from tests.rm_delta.test_contract import rows_of
 from xa import FORMAT_ID, Xid
@@ -226,7 +226,7 @@ def test_a_real_process_is_killed_between_two_tables(folder: Path) -> None:
     assert numbers(folder) == ([1], [])
     lake = opened(folder)
     assert lake.prepared() == [xid(1)]
-    with pytest.raises(Finished):
+    with pytest.raises(CommitBegun):
         lake.rollback(xid(1))
     assert lake.commit(xid(1))
     assert numbers(folder) == ([1], [1])
@@ -350,10 +350,10 @@ def test_a_table_that_was_replaced_holds_the_branch_up(folder: Path) -> None:
     lake = opened(folder)
     one = prepared(lake, 1, "orders")
     (folder / "orders").rename(folder / "aside")
-    with pytest.raises(Held, match="there is no Delta table"):
+    with pytest.raises(CompletionPostponed, match="there is no Delta table"):
         lake.commit(one)
     DeltaTable.create(folder / "orders", ORDERS)
-    with pytest.raises(Held, match="replaced by another one"):
+    with pytest.raises(CompletionPostponed, match="replaced by another one"):
         lake.commit(one)
     assert opened(folder).prepared() == [one]
     shutil.rmtree(folder / "orders")
@@ -377,7 +377,7 @@ def test_a_table_that_demands_too_much(folder: Path, change: Callable[[DeltaTabl
     for refused, use in (
         (TableRefused, lambda: lake.files(b"g", "w", "orders")),
         (TableRefused, lambda: lake.prepare(xid(1), before)),
-        (Held, lambda: lake.commit(held)),
+        (CompletionPostponed, lambda: lake.commit(held)),
     ):
         with pytest.raises(refused, match=told):
             use()

@@ -22,7 +22,7 @@ from psycopg import errors
 from tm import ConsumerSettings, Outcome, ProtocolMisuse, RolledBack, Verdict
 from tm.consumer.handler import Handler
 from tm.consumer.history import UNTOLD
-from tm.consumer.job import DeadLetter, Job, Later
+from tm.consumer.job import DeadLetter, Job, Postponement
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import Statistics
 from tm.consumer.worker import Worker
@@ -137,7 +137,7 @@ class Transaction:
         self.world = world
         self.process = process
         self.said: dict[Entry, Said] = {}
-        self.posts: list[tuple[Entry, Later | DeadLetter]] = []
+        self.posts: list[tuple[Entry, Postponement | DeadLetter]] = []
         self.rows: list[int] = []
         self.used: dict[str, None] = {}
         self.outcome: Outcome | None = None
@@ -264,7 +264,7 @@ class Run:
             found = self.world.receive(transaction, count)
         return found
 
-    async def put_off(self, session: Any, message: Delivered, what: Later | DeadLetter) -> None:
+    async def put_off(self, session: Any, message: Delivered, what: Postponement | DeadLetter) -> None:
         transaction: Transaction = session._transaction
         await self._await()
         if transaction.is_lost or self.world.is_down("broker"):
@@ -436,7 +436,7 @@ class World:
                 self._die(entry, "rejected by the consumer")
 
         for entry, what in transaction.posts:
-            if isinstance(what, Later):
+            if isinstance(what, Postponement):
                 due = self.now + what.delay_ms / 1000
                 self.queue.append(Entry(entry.number, entry.body, entry.id, dict(what.annotations), due))
             else:

@@ -25,7 +25,7 @@ from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any
 
 from rm_amqp.decider import election
-from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
+from rm_amqp.decider.tokens import FoundingMessage, Token, WrongTokenError
 from xa.coroutines import suspension
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from rm_amqp.decider.election import Foundings, Ports
 
-    Algorithm = Callable[[Ports, Founding], Coroutine[None, None, Founding]]
+    Algorithm = Callable[[Ports, FoundingMessage], Coroutine[None, None, FoundingMessage]]
     Choose = Callable[[int], int]
     Place = tuple[int, Token]
 
@@ -71,7 +71,7 @@ class Broker:
     """The founding queue, and the tokens of each slot's queue: free, or held by a process or a transaction."""
 
     choose: Choose
-    foundings: set[Founding] = field(default_factory=set)
+    foundings: set[FoundingMessage] = field(default_factory=set)
     tokens: dict[Place, Process | Transaction | None] = field(default_factory=dict)
     under_way: list[Transaction] = field(default_factory=list)
 
@@ -128,8 +128,8 @@ class Process:
 
     broker: Broker
     algorithm: Algorithm
-    own: Founding
-    result: Founding | None = None
+    own: FoundingMessage
+    result: FoundingMessage | None = None
     believed: set[Place] = field(default_factory=set)
     """What it has taken and not given back. The broker may have taken a lock away since, and given it to others."""
     waits_for: Transaction | None = None
@@ -187,7 +187,7 @@ class Process:
     async def pause(self, why: str) -> None:
         pass
 
-    async def found(self, founding: Founding) -> None:
+    async def found(self, founding: FoundingMessage) -> None:
         await suspension()
         places = [(token.slot, token) for token in founding.first_tokens()]
         transaction = Transaction([])
@@ -207,7 +207,7 @@ class Process:
         await suspension()
         self.waits_for = None
 
-    async def elect(self, winner: Founding, foundings: Foundings) -> None:
+    async def elect(self, winner: FoundingMessage, foundings: Foundings) -> None:
         await suspension()
         places = {(founding.founder, founding.lease_slot) for founding in foundings}
         locks = [place for place in self.believed if (place[1].founder, place[0]) in places]
@@ -230,7 +230,7 @@ class Process:
         if refused:
             raise Refused
 
-    async def _use(self, founding: Founding) -> None:
+    async def _use(self, founding: FoundingMessage) -> None:
         """Takes the lease token, drops what is in its way, and replaces it."""
         slot, broker = founding.lease_slot, self.broker
         while True:
@@ -275,14 +275,14 @@ class World:
     def __post_init__(self) -> None:
         self._last: Process | None = None
         self.broker = Broker(self.choose)
-        self.results: set[Founding] = set()
+        self.results: set[FoundingMessage] = set()
         self._born = 0
         self.processes = [self._process(slots) for slots in self.slots]
 
     def _process(self, slots: int) -> Process:
         self._born += 1
         founder = bytes([(self._born * 73) % 256]) * 8  # the smallest is not the first
-        return Process(self.broker, self.algorithm, Founding(founder, slots))
+        return Process(self.broker, self.algorithm, FoundingMessage(founder, slots))
 
     def move(self) -> bool:
         """One process goes on, or there is a crash; whether there was anything to do."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rm_amqp.decider.election import Foundings, Ports
-    from rm_amqp.decider.tokens import Founding, Token
+    from rm_amqp.decider.tokens import FoundingMessage, Token
     from tests.simulation.elections import Algorithm
 
 QUICK = 150
@@ -58,7 +58,7 @@ def test_locks_that_run_out(lapses: int) -> None:
 
 
 # --- mutants ----------------------------------------------------------------------------------------------------
-async def _use(ports: Ports, founding: Founding) -> None:
+async def _use(ports: Ports, founding: FoundingMessage) -> None:
     """Whatever others may think of it."""
     while True:
         token = await ports.take(founding.lease_slot, 0)
@@ -72,7 +72,7 @@ async def _use(ports: Ports, founding: Founding) -> None:
             await ports.pause("it is not there")
 
 
-async def _shown(ports: Ports, own: Founding) -> Foundings:
+async def _shown(ports: Ports, own: FoundingMessage) -> Foundings:
     foundings = await ports.foundings()
     if foundings:
         return foundings
@@ -80,10 +80,10 @@ async def _shown(ports: Ports, own: Founding) -> Foundings:
     return await _shown(ports, own)
 
 
-def _chosen(choice: Callable[[Foundings], Founding], *, shown: bool = True) -> Algorithm:
+def _chosen(choice: Callable[[Foundings], FoundingMessage], *, shown: bool = True) -> Algorithm:
     """One of what is shown, or whoever has sent one takes that, with the lock of that one only."""
 
-    async def elect(ports: Ports, own: Founding) -> Founding:
+    async def elect(ports: Ports, own: FoundingMessage) -> FoundingMessage:
         foundings = await (_shown(ports, own) if shown else ports.foundings())
         if not foundings:
             await ports.found(own)
@@ -94,12 +94,12 @@ def _chosen(choice: Callable[[Foundings], Founding], *, shown: bool = True) -> A
     return elect
 
 
-def _first(foundings: Foundings) -> Founding:
+def _first(foundings: Foundings) -> FoundingMessage:
     """What the former version did: the first message, in whatever order they are now."""
     return max(foundings, key=lambda founding: (len(foundings) * founding.founder[0]) % 7)
 
 
-async def _takes_what_it_gets(ports: Ports, own: Founding) -> Founding:
+async def _takes_what_it_gets(ports: Ports, own: FoundingMessage) -> FoundingMessage:
     """A lock that can't be had is done without."""
     while True:
         foundings = await _shown(ports, own)
@@ -121,7 +121,7 @@ async def _takes_what_it_gets(ports: Ports, own: Founding) -> Founding:
 
 
 class _RetiresTheWinnerOnly(Bent["Ports"]):
-    async def elect(self, winner: Founding, foundings: Foundings) -> None:
+    async def elect(self, winner: FoundingMessage, foundings: Foundings) -> None:
         del foundings
         await self.ports.elect(winner, frozenset({winner}))
 

@@ -31,7 +31,7 @@ logger = logging.getLogger("xabridge.tm")
 T = TypeVar("T")
 
 
-class Waited:
+class WaitedCall:
     """A call that another thread or task waits for; `left`: it does not, because it was cancelled, has waited long
     enough, or has not begun to."""
 
@@ -50,7 +50,7 @@ class Waited:
             _WAITED_FOR.pop(thread, None)
 
 
-_WAITED_FOR: Final[dict[int, Waited]] = {}
+_WAITED_FOR: Final[dict[int, WaitedCall]] = {}
 """Thread → the call that it carries out for another thread or task."""
 
 
@@ -64,7 +64,7 @@ class StillGoingOn(Exception):
     """The call takes longer than its caller waits. It goes on."""
 
 
-class _Call(Waited, Generic[T]):
+class _Call(WaitedCall, Generic[T]):
     """A call that a thread of its own carries out. When it is `over`, it has a `result` or an `error`."""
 
     __slots__ = ("about", "error", "over", "result", "work")
@@ -147,7 +147,7 @@ class UninterruptedCalls:
 async def finish_in_thread(work: Callable[[], T]) -> T:
     """Runs `work` in a thread and waits for its end, even if the waiting task is cancelled meanwhile. It is carried out
     whatever happens to the task and to its event loop."""
-    waited = Waited()
+    waited = WaitedCall()
     loop = asyncio.get_running_loop()
     try:
         # no task, which the end of the loop would cancel before a thread has begun it

@@ -23,7 +23,7 @@ from tm.consumer.handler import Handler
 from tm.consumer.job import Job
 from tm.consumer.pools import TaskPool, TaskPoolInThread, ThreadPool
 from tm.consumer.settings import ConsumerSettings
-from tm.consumer.signals import Stopper
+from tm.consumer.signals import StopSignals
 from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
 from tm.consumer.statistics import Counts, Health, Statistics
 from tm.errors import ProtocolMisuse
@@ -66,7 +66,7 @@ class Consumer:
         self._lock = threading.Lock()
         self._state = ConsumerState.NEW
         self._pool: WorkerPool | None = None
-        self._stopper: Stopper | None = None
+        self._stopper: StopSignals | None = None
         self.failure: BaseException | None = None
         """The exception that ended a worker, if it was not asked to stop."""
         self.when_failed: Callable[[], object] = lambda: None
@@ -115,7 +115,7 @@ class Consumer:
     def run(self) -> Counts:
         """Works until SIGTERM or SIGINT (in the main thread), `stop` in another, or a failure of a worker, which is
         raised. Then what runs is finished, `shutdown_s` at most."""
-        with Stopper() as stopper:
+        with StopSignals() as stopper:
             self._stopper = stopper
             try:
                 self.start()

@@ -57,7 +57,7 @@ class DeadLetter(NamedTuple):
     annotations: dict[str, str | int]
 
 
-class Later(NamedTuple):
+class Postponement(NamedTuple):
     """Where, and after how long, a message that is put off comes again, and what goes with it."""
 
     address: str
@@ -229,7 +229,7 @@ class Job:
         limit_s = self.settings.retry_for_s
         return limit_s is not None and first_ms is not None and self.failures.now_ms() - first_ms > limit_s * 1000
 
-    def later(self, message: Any, wait_s: float) -> Later:
+    def later(self, message: Any, wait_s: float) -> Postponement:
         """What goes with a message that is put off for so long."""
         queue, failure = self.settings.queue, self._known(message)
         annotations: dict[str, str | int] = {COUNT: self.history(message).deliveries, QUEUE: queue}
@@ -238,7 +238,7 @@ class Job:
         if reason:  # where nobody knows one, nobody has said that it was the message's fault
             annotations[REASON] = reason
             annotations[FIRST] = first_ms or self.failures.now_ms()
-        return Later(queue, int(wait_s * 1000), annotations)
+        return Postponement(queue, int(wait_s * 1000), annotations)
 
     def _failed(
         self,

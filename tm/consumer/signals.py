@@ -1,4 +1,4 @@
-"""Stopper: waits for SIGTERM, SIGINT, or to be woken."""
+"""StopSignals: waits for SIGTERM, SIGINT, or to be woken."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOBODY: Final = -1
 """What `signal.set_wakeup_fd` answers where nobody is woken."""
 
 
-class Stopper:
+class StopSignals:
     """A context. In the main thread it takes the two signals over while it is entered; the first one that comes gives
     them back, so that a second one has its usual effect.
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from tm.consumer.history import History
-    from tm.consumer.job import DeadLetter, Job, Later
+    from tm.consumer.job import DeadLetter, Job, Postponement
     from tm.transaction import Transaction
 
 
@@ -75,7 +75,7 @@ class Calls(Protocol):
         """Sends the message away as a dead letter."""
         ...
 
-    async def put_off(self, session: Any, message: Any, later: Later) -> None:
+    async def put_off(self, session: Any, message: Any, later: Postponement) -> None:
         """Sends the message again for later, and takes it."""
         ...
 
@@ -120,7 +120,7 @@ class ThreadCalls:
     async def dead_letter(self, session: Any, message: Any, letter: DeadLetter) -> None:
         session.dead_letter(message, *letter)
 
-    async def put_off(self, session: Any, message: Any, later: Later) -> None:
+    async def put_off(self, session: Any, message: Any, later: Postponement) -> None:
         session.put_off(message, *later)
 
     async def handle(self, handler: Callable[..., Any], message: Any, transaction: Transaction) -> None:
@@ -164,7 +164,7 @@ class TaskCalls:
     async def dead_letter(self, session: Any, message: Any, letter: DeadLetter) -> None:
         await session.aio.dead_letter(message, *letter)
 
-    async def put_off(self, session: Any, message: Any, later: Later) -> None:
+    async def put_off(self, session: Any, message: Any, later: Postponement) -> None:
         await session.aio.put_off(message, *later)
 
     async def handle(self, handler: Callable[..., Any], message: Any, transaction: Transaction) -> None:

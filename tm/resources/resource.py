@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xa import (
-        BreakingOff,
+        BreakingConnections,
         DecidingResource,
         Handle,
         LateEnding,
@@ -157,7 +157,7 @@ def ends_late(manager: ResourceManager) -> TypeGuard[LateEnding]:
     return hasattr(manager, "end_late")
 
 
-def breaks_off(manager: ResourceManager) -> TypeGuard[BreakingOff]:
+def breaks_off(manager: ResourceManager) -> TypeGuard[BreakingConnections]:
     """Whether the connections of `manager` can be broken while they are waited for."""
     return hasattr(manager, "break_off")
 

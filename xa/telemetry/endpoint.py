@@ -89,25 +89,25 @@ def told(status: int, text: str) -> Answer:
     return Answer(status, text.encode() + b"\n")
 
 
-class Acts(NamedTuple):
+class PostActions(NamedTuple):
     """What can be posted to by whoever has the token: path → what makes of a body an answer."""
 
     token: str
     by_path: Mapping[str, Act]
 
     def __repr__(self) -> str:
-        return f"Acts(by_path={self.by_path})"
+        return f"PostActions(by_path={self.by_path})"
 
 
-class Private(NamedTuple):
+class PrivatePages(NamedTuple):
     """Pages for whoever has the token, and what can be posted to with the token of `acts`."""
 
     token: str
     pages: Mapping[str, Page]
-    acts: Acts | None = None
+    acts: PostActions | None = None
 
     def __repr__(self) -> str:
-        return f"Private(pages={self.pages}, acts={self.acts})"
+        return f"PrivatePages(pages={self.pages}, acts={self.acts})"
 
 
 class Request(NamedTuple):
@@ -152,7 +152,7 @@ def listening(host: str, port: int) -> socket.socket:
 class Endpoint:
     """Answers for `pages` (path → what makes its answer) on the running event loop."""
 
-    def __init__(self, pages: Mapping[str, Page], private: Private | None = None) -> None:
+    def __init__(self, pages: Mapping[str, Page], private: PrivatePages | None = None) -> None:
         self._pages = pages
         self._private = private
         self._listener: socket.socket | None = None
@@ -268,7 +268,7 @@ class Endpoint:
             return told(405, "GET only").octets()
         return (await self._one(path, page)).octets(with_body=method != "HEAD")
 
-    async def _acted(self, request: Request, acts: Acts) -> Answer:
+    async def _acted(self, request: Request, acts: PostActions) -> Answer:
         """Has it carried out, if it has the token."""
         if not request.has(acts.token):
             return told(401, "this needs the token of http_act_token_env")
@@ -336,7 +336,7 @@ async def _request(loop: asyncio.AbstractEventLoop, peer: socket.socket) -> Requ
 class EndpointThread:
     """The same in a thread of its own, while it is entered."""
 
-    def __init__(self, pages: Mapping[str, Page], host: str, port: int, private: Private | None = None) -> None:
+    def __init__(self, pages: Mapping[str, Page], host: str, port: int, private: PrivatePages | None = None) -> None:
         self._listener = listening(host, port)
         self.port: int = self._listener.getsockname()[1]
         self._pages = pages

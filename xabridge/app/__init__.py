@@ -2,8 +2,8 @@
 
 from xabridge.app.app import App, DeclaredConsumer
 from xabridge.app.codec import Codec, JsonCodec
-from xabridge.app.conversion import Unfit
+from xabridge.app.conversion import MessageUnfit
 from xabridge.app.dependencies import Depends
 from xabridge.app.tx import Tx
 
-__all__ = ["App", "Codec", "DeclaredConsumer", "Depends", "JsonCodec", "Tx", "Unfit"]
+__all__ = ["App", "Codec", "DeclaredConsumer", "Depends", "JsonCodec", "MessageUnfit", "Tx"]

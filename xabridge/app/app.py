@@ -36,13 +36,13 @@ from tm import (
     Transaction,
     TransactionManager,
 )
-from tm.consumer.signals import Stopper
+from tm.consumer.signals import StopSignals
 from tm.options import check
 from tm.propagation.call import OPTIONS as TRANSACTIONAL
 from xabridge.app.codec import Codecs
 from xabridge.app.schedule import DeclaredSchedule, ScheduleSettings
 from xabridge.app.tx import Tx
-from xabridge.app.typed_handler import Surroundings, TypedHandler
+from xabridge.app.typed_handler import HandlerEnvironment, TypedHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,14 +181,14 @@ class App(Generic[Tx_co]):
         """What `consumer` has declared."""
         self.schedules: list[DeclaredSchedule[..., Any]] = []
         """What `schedule` has declared."""
-        self._surroundings = Surroundings()
+        self._surroundings = HandlerEnvironment()
         self._lifespans: list[Callable[[], Any]] = []
 
         self._types: dict[type[Transaction], None] = {transaction: None}
         self._lock = threading.Lock()
         self._manager: TransactionManager[Tx_co] | None = None
         self._running: list[Consumer] = []
-        self._stopper: Stopper | None = None
+        self._stopper: StopSignals | None = None
         self._started = ExitStack()
         self._astarted = AsyncExitStack()
         self._failure: BaseException | None = None
@@ -228,7 +228,7 @@ class App(Generic[Tx_co]):
 
         def declare(function: Callable[P, R]) -> DeclaredSchedule[P, R]:
             _check_function("schedule", function)
-            surroundings = Surroundings()  # middlewares are around handlers of messages
+            surroundings = HandlerEnvironment()  # middlewares are around handlers of messages
             surroundings.overrides = self._surroundings.overrides
             handler = TypedHandler(function, "message", self.codecs, surroundings, local)
             for kind in handler.transactions:
@@ -372,7 +372,7 @@ class App(Generic[Tx_co]):
         """Works until SIGTERM or SIGINT (in the main thread), `stop` in another, or the failure of a consumer, which is
         raised. Then what runs is finished, each consumer's `shutdown_s` at most. Coroutine functions run in one event
         loop, which is this thread's."""
-        with Stopper() as stopper:
+        with StopSignals() as stopper:
             self._stopper = stopper
             try:
                 if self._has_coroutines:
@@ -385,7 +385,7 @@ class App(Generic[Tx_co]):
         if self._failure is not None:
             raise self._failure
 
-    async def _arun(self, stopper: Stopper) -> None:
+    async def _arun(self, stopper: StopSignals) -> None:
         async with self:
             await asyncio.to_thread(stopper.wait)
 

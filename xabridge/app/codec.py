@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import UUID
 
 from rm_amqp.message import Message
-from xabridge.app.conversion import Unfit, json_reader_of, reader_of
+from xabridge.app.conversion import MessageUnfit, json_reader_of, reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ class JsonCodec:
         try:
             value = json.loads(octets)
         except ValueError as error:
-            raise Unfit(f"the body is no JSON: {error}") from error
+            raise MessageUnfit(f"the body is no JSON: {error}") from error
         return _reader(wanted)(value)
 
 
@@ -127,15 +127,15 @@ class Codecs:
         return Message(codec.encode(value), inferred=True, content_type=content_type, **more)
 
     def read(self, message: Message, wanted: Any) -> Any:
-        """The body of `message` as a `wanted`; Unfit if it does not fit."""
+        """The body of `message` as a `wanted`; MessageUnfit if it does not fit."""
         if wanted is Message:
             return message
         try:
             return self._read(message, wanted)
-        except Unfit:
+        except MessageUnfit:
             raise
         except Exception as error:
-            raise Unfit(f"{type(error).__name__}: {error}") from error
+            raise MessageUnfit(f"{type(error).__name__}: {error}") from error
 
     def _read(self, message: Message, wanted: Any) -> Any:
         body = message.body
@@ -148,6 +148,6 @@ class Codecs:
             codec = self._of.get(kind or JSON) or (self._of[JSON] if kind.endswith("+json") else None)
             if codec is None:
                 known = ", ".join(sorted(self._of))
-                raise Unfit(f"its content type is {message.content_type!r}, and known are {known}")
+                raise MessageUnfit(f"its content type is {message.content_type!r}, and known are {known}")
             return codec.decode(body, wanted)
         return _reader(wanted)(body)

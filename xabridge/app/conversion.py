@@ -1,7 +1,7 @@
 """Values as JSON and AMQP have them, and as a handler declares them: `reader_of` makes what turns one into the other.
 
     read = reader_of(Order)
-    read({"number": 7, "customer": "Ada"})     # Order(number=7, customer="Ada"); Unfit says what is wrong, and where
+    read({"number": 7, "customer": "Ada"})     # Order(number=7, customer="Ada"); MessageUnfit says what is wrong
 
 Types of pydantic and msgspec are read by these libraries, also where they stand within others: `list[Order]`. They are
 loaded by whoever made the types, never by this module alone. What the standard library has is read here: dataclasses,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Reader = Callable[[Any], Any]
 
 
-class Unfit(Exception):
+class MessageUnfit(Exception):
     """A message does not fit what its handler declares. The text says what is wrong, and where."""
 
     def __init__(self, what: str, *where: Any) -> None:
@@ -95,7 +95,7 @@ def _reader_of_pydantic(wanted: Any, method: str = "validate_python") -> Reader:
             return validate(value)
         except ValidationError as error:
             told = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in error.errors())
-            raise Unfit("; ".join(told)) from error
+            raise MessageUnfit("; ".join(told)) from error
 
     return read
 
@@ -107,7 +107,7 @@ def _reader_of_msgspec(wanted: Any) -> Reader:
         try:
             return msgspec.convert(value, wanted)
         except msgspec.ValidationError as error:
-            raise Unfit(str(error)) from error
+            raise MessageUnfit(str(error)) from error
 
     return read
 
@@ -121,7 +121,7 @@ def _reader_of_msgspec_json(wanted: Any) -> Callable[[bytes], Any]:
         try:
             return decoder.decode(octets)
         except msgspec.DecodeError as error:  # of which ValidationError is one
-            raise Unfit(str(error)) from error
+            raise MessageUnfit(str(error)) from error
 
     return read
 
@@ -181,8 +181,8 @@ def _name(wanted: Any) -> str:
     return getattr(wanted, "__qualname__", None) or str(wanted)
 
 
-def _wrong(expected: str, value: Any) -> Unfit:
-    return Unfit(f"expected {expected}, not {value!r:.100}")
+def _wrong(expected: str, value: Any) -> MessageUnfit:
+    return MessageUnfit(f"expected {expected}, not {value!r:.100}")
 
 
 def _checked(accepted: tuple[type, ...], expected: str, make: Reader | None = None) -> Reader:
@@ -264,9 +264,9 @@ def _union(wanted: Any, readers: tuple[Reader, ...]) -> Reader:
         for one in readers:
             try:
                 return one(value)
-            except Unfit as error:
+            except MessageUnfit as error:
                 told.append(str(error))
-        raise Unfit(f"none of {_name(wanted)} fits: {'; '.join(told)}")
+        raise MessageUnfit(f"none of {_name(wanted)} fits: {'; '.join(told)}")
 
     return read
 
@@ -275,8 +275,8 @@ def _at(where: Any, read: Reader, value: Any) -> Any:
     """read(value), whose error says where."""
     try:
         return read(value)
-    except Unfit as error:
-        raise Unfit(error.what, where, *error.where) from None
+    except MessageUnfit as error:
+        raise MessageUnfit(error.what, where, *error.where) from None
 
 
 def _array(read: Reader, make: Callable[[list[Any]], Any]) -> Reader:
@@ -323,12 +323,12 @@ def _dataclass(wanted: type[Any]) -> Reader:
         if not isinstance(value, dict):
             raise _wrong(f"a map with the fields of {wanted.__qualname__}", value)
         if missing := sorted(needed - value.keys()):
-            raise Unfit(f"missing {', '.join(missing)}")
+            raise MessageUnfit(f"missing {', '.join(missing)}")
         given = {name: _at(name, readers[name], one) for name, one in value.items() if name in readers}
         try:
             return wanted(**given)
         except (TypeError, ValueError) as error:  # of its own __post_init__
-            raise Unfit(f"expected what {wanted.__qualname__} takes: {error}") from error
+            raise MessageUnfit(f"expected what {wanted.__qualname__} takes: {error}") from error
 
     _BEING_MADE[wanted] = read
     try:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_args, g
 from rm_amqp.message import Message
 from tm import ConfigurationError, Transaction
 from tm.consumer.handler import Handler, Refused
-from xabridge.app.conversion import Unfit, Unreadable, reader_of
+from xabridge.app.conversion import MessageUnfit, Unreadable, reader_of
 from xabridge.app.dependencies import Call, Depends, is_async
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Signature:
                 raise ConfigurationError(f"{self.name}: {self.body[0]}: {error}") from error
 
 
-class Surroundings:
+class HandlerEnvironment:
     """What an application has around its handlers: `middlewares` from the outermost on, and in tests, what is made
     instead of which dependency."""
 
@@ -148,7 +148,7 @@ class TypedHandler(Handler):
         function: Callable[..., Any],
         takes: Takes,
         codecs: Codecs,
-        surroundings: Surroundings,
+        surroundings: HandlerEnvironment,
         local: Mapping[str, Any],
     ) -> None:
         super().__init__(function)
@@ -199,7 +199,7 @@ class TypedHandler(Handler):
         body = self.signature.body
         try:
             return Received(message, None if body is None else self._codecs.read(message, body[1]))
-        except Unfit as error:
+        except MessageUnfit as error:
             wanted = getattr(body[1], "__qualname__", body[1]) if body is not None else ""
             raise Refused(f"the body does not fit {wanted}: {error}") from error
 

@@ -32,9 +32,9 @@ from xabridge.cli.recover import set_up_logging
 from xabridge.exit_codes import Exit
 from xabridge.operations.diagnosis import Examined, content_of
 from xabridge.operations.progress import Progress
-from xabridge.operations.scan import Scanned
+from xabridge.operations.scan import ScannedResource
 from xabridge.operations.site import Site
-from xabridge.operations.survey import Known, State, survey
+from xabridge.operations.survey import DecisionKnowledge, State, survey
 from xabridge.text import age, held, listed, several
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from dtx.store.sql.inspection import StoreImage
     from tm.config import Configuration
-    from xabridge.operations.scan import Seen
+    from xabridge.operations.scan import ScannedSite
     from xabridge.operations.survey import BranchView, Survey, TransactionView
 
 SUMMARY: Final = "look whether restored logs, stores and databases fit together, before they are started"
@@ -176,16 +176,16 @@ def _store(url: str) -> tuple[StoreImage | None, list[Check]]:
     return image, [Check(Health.FAIL, "store", fault, "restore it from another copy") for fault in image.faults]
 
 
-def _with_stores(seen: Seen, images: Mapping[str, StoreImage], configuration: Configuration) -> Seen:
+def _with_stores(seen: ScannedSite, images: Mapping[str, StoreImage], configuration: Configuration) -> ScannedSite:
     """What was seen, and the stores in place of their brokers."""
     scanned = {**seen.scanned, **{name: _scanned(image) for name, image in images.items()}}
     return replace(seen, configured=tuple(configuration.resources), scanned=MappingProxyType(scanned))
 
 
-def _scanned(image: StoreImage) -> Scanned:
+def _scanned(image: StoreImage) -> ScannedResource:
     now_s = time.time()
 
-    return Scanned(
+    return ScannedResource(
         tuple(
             InDoubtBranch(
                 branch.xid,
@@ -213,7 +213,7 @@ def _moment_of(image: StoreImage) -> Moment:
     return Moment(last_s, last_s + NOTED_S, last_s)
 
 
-def _deciding(configuration: Configuration, seen: Seen) -> dict[str, Moment]:
+def _deciding(configuration: Configuration, seen: ScannedSite) -> dict[str, Moment]:
     """The times of what keeps decisions, as far as it is known: of the log, and of resources that decide."""
     deciding = {
         name: Moment(worked_s, worked_s + DECIDER_NOTED_S, worked_s) for name, worked_s in seen.worked_at.items()
@@ -289,7 +289,7 @@ def _transaction(view: TransactionView, older: set[str]) -> Examined:
     there = [branch for branch in view.branches if branch.state in {State.PREPARED, State.IN_DOUBT}]
     where = listed([_held_on(branch) for branch in there])
     name = escaped(view.name)
-    if view.decision is Known.COMMIT:
+    if view.decision is DecisionKnowledge.COMMIT:
         missing = [branch.resource for branch in view.branches if branch.state is State.FINISHED]
         lacking = [resource for resource in missing if resource in older]
         what = f"{name}: decided; recovery commits it on {where}"
@@ -300,7 +300,7 @@ def _transaction(view: TransactionView, older: set[str]) -> Examined:
             )
             return _told(Health.FAIL, what, mend)
         return _told(Health.OK, what)
-    if view.decision is Known.NONE:
+    if view.decision is DecisionKnowledge.NONE:
         what = f"{name}: not decided; recovery rolls it back on {where}"
         old = [branch.resource for branch in there if branch.resource in older]
         if old:
@@ -311,7 +311,7 @@ def _transaction(view: TransactionView, older: set[str]) -> Examined:
             )
             return _told(Health.FAIL, what, mend)
         return _told(Health.OK, what)
-    if view.decision is Known.ENDED:
+    if view.decision is DecisionKnowledge.ENDED:
         return _told(Health.WARN, f"{name}: {view.why}", f"look at it: xabridge recover show {name}")
 
     if view.finished_before:
@@ -340,7 +340,7 @@ def _told(health: Health, found: str, mend: str = "") -> Examined:
     return Examined("branches", Check(health, "in doubt", found, mend))
 
 
-def _carried_out(seen: Seen, found: Survey, older: set[str]) -> Iterator[Examined]:
+def _carried_out(seen: ScannedSite, found: Survey, older: set[str]) -> Iterator[Examined]:
     """Decisions of which no branch is found anywhere."""
     if seen.log is None or isinstance(seen.log, LogError):
         return

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Sequence
 
-    from xabridge.outbox import Kept
+    from xabridge.outbox import OutboxRow
 
 SUMMARY: Final = "send what is in the outbox, look at it, and settle what the broker refuses"
 _DEFAULT_FILE: Final = "xabridge.toml"
@@ -177,7 +177,7 @@ def _list(store: OutboxStore, arguments: Namespace) -> Exit:
     return Exit.DONE
 
 
-def _value(row: Kept) -> dict[str, Any]:
+def _value(row: OutboxRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "state": row.state,

@@ -11,7 +11,15 @@ from xa import XaError
 from xa.printable import escaped
 from xabridge.cli.output import asks_for_yes, write_json
 from xabridge.exit_codes import Exit
-from xabridge.operations.branch_completion import Changed, Hand, Plan, explained, needs_the_log, plan, refusal
+from xabridge.operations.branch_completion import (
+    BranchCompleter,
+    DecisionChanged,
+    Plan,
+    explained,
+    needs_the_log,
+    plan,
+    refusal,
+)
 from xabridge.operations.decision_end import Result, carry_out, explained_end, planned_end, result_lines, result_value
 from xabridge.operations.recovery_pass import troubles
 from xabridge.operations.survey import BranchView, NotFound, Survey, TransactionView, find, only_on, survey
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Iterator
 
-    from xabridge.operations.branch_completion import Done
+    from xabridge.operations.branch_completion import BranchResult
     from xabridge.operations.decision_end import Ending
     from xabridge.operations.progress import Progress
     from xabridge.operations.site import Site
@@ -48,7 +56,7 @@ def act(site: Site, arguments: Namespace, progress: Progress) -> Exit:
         return _nothing_done(arguments, plans, "not confirmed")
     needs_log = any(needs_the_log(planned) for planned in plans)
     with site.holding_the_log() if needs_log else nullcontext() as log:
-        return _carry_out(Hand(site, log), plans, arguments, progress)
+        return _carry_out(BranchCompleter(site, log), plans, arguments, progress)
 
 
 def _plans(found: Survey, arguments: Namespace) -> Iterator[Plan]:
@@ -65,14 +73,14 @@ def _plans(found: Survey, arguments: Namespace) -> Iterator[Plan]:
         yield planned
 
 
-def _carry_out(hand: Hand, plans: list[Plan], arguments: Namespace, progress: Progress) -> Exit:
-    results: list[Done] = []
+def _carry_out(hand: BranchCompleter, plans: list[Plan], arguments: Namespace, progress: Progress) -> Exit:
+    results: list[BranchResult] = []
     trouble = None
     with progress.step(arguments.act.value, len(plans)) as done:
         for planned in plans:
             try:
                 results += hand.carry_out(planned)
-            except (Changed, LogError) as error:
+            except (DecisionChanged, LogError) as error:
                 trouble = str(error)
                 break
             except XaError as error:
@@ -91,7 +99,7 @@ def _nothing_done(arguments: Namespace, plans: list[Plan], why: str) -> Exit:
     return Exit.REFUSED
 
 
-def _value(plans: list[Plan], results: list[Done], trouble: str | None) -> dict[str, Any]:
+def _value(plans: list[Plan], results: list[BranchResult], trouble: str | None) -> dict[str, Any]:
     return {
         "act": plans[0].act.value,
         "plan": [

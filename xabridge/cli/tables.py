@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from xa.printable import escaped
 from xabridge.operations.recovery_pass import MOST_KINDS, troubles
-from xabridge.operations.survey import Known, State, Survey, TransactionView, advice, state_of
+from xabridge.operations.survey import DecisionKnowledge, State, Survey, TransactionView, advice, state_of
 from xabridge.text import LONGEST_NAME, NARROW, age, held, listed, paragraph, several, shortened, table_row
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _narrow(transactions: Iterable[TransactionView]) -> Iterator[str]:
                 yield from paragraph(holds, _INDENT, _INDENT)
             if branch.also:
                 yield from paragraph(_also(branch), _INDENT, _INDENT)
-        if view.decision is Known.UNKNOWN:
+        if view.decision is DecisionKnowledge.UNKNOWN:
             yield from paragraph(view.why, _INDENT, _INDENT)
 
 
@@ -141,7 +141,7 @@ def _wide_rows(view: TransactionView) -> Iterator[tuple[Sequence[str], str]]:
     name = shortened(view.name, LONGEST_NAME if ours is not None else _LONGEST_FOREIGN)
     node = ours.node if ours is not None else "-"
     for number, branch in enumerate(view.branches, start=1):
-        last = view.decision is Known.UNKNOWN and number == len(view.branches)
+        last = view.decision is DecisionKnowledge.UNKNOWN and number == len(view.branches)
         below = "; ".join(text for text in (_also(branch), view.why if last else "") if text)
         row = (
             name, node, age(branch.age_s), state_of(branch), view.decision.value, escaped(branch.resource),

@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from xabridge.console.brokers import Away, Refused, Trouble, Unknown
+from xabridge.console.brokers import BrokerProblem, BrokerUnreachable, RequestRefused, ResultUnknown
 from xabridge.console.event_stream import events
 from xabridge.console.pages import LIVE, OPEN, PAGES
 from xabridge.console.security import Guard
@@ -79,13 +79,13 @@ class _Routes:
     async def _view(self, page: Page, request: Request, session: Session) -> View | Response:
         try:
             return await page(self._console, request, session)
-        except Trouble as trouble:
-            status = 503 if isinstance(trouble, Away) else 409
-            if isinstance(trouble, Refused) and trouble.right:
+        except BrokerProblem as trouble:
+            status = 503 if isinstance(trouble, BrokerUnreachable) else 409
+            if isinstance(trouble, RequestRefused) and trouble.right:
                 status = 403
             where = request.path_params.get("broker", "")
             title = {403: "Not permitted", 503: "Away"}.get(status, "Not done")
-            if isinstance(trouble, Unknown):
+            if isinstance(trouble, ResultUnknown):
                 title = "Not known"
             return View("trouble.html", {"title": title, "trouble": trouble, "where": where, "kind": status}, status)
 

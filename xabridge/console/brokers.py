@@ -41,15 +41,15 @@ RIGHTS_S: Final = 5.0
 PAGE: Final = 500
 
 
-class Trouble(Exception):
+class BrokerProblem(Exception):
     """What was asked for can't be told or done. The text says why."""
 
 
-class Away(Trouble):
+class BrokerUnreachable(BrokerProblem):
     """The broker can't be reached now."""
 
 
-class Refused(Trouble):
+class RequestRefused(BrokerProblem):
     """The broker refused; nothing was done. `right`: because this user may not."""
 
     def __init__(self, said: str, *, right: bool = False) -> None:
@@ -57,12 +57,12 @@ class Refused(Trouble):
         self.right = right
 
 
-class Unknown(Trouble):
+class ResultUnknown(BrokerProblem):
     """The connection was lost meanwhile: it is unknown whether the change was made."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rights:
+class UserRights:
     """What the user may do, beside looking."""
 
     user: str
@@ -82,12 +82,12 @@ class BrokerLink:
         self._client: ManagementClient | None = None
         self._used = 0.0
         self._lock = asyncio.Lock()
-        self._failed: tuple[float, Trouble] | None = None
+        self._failed: tuple[float, BrokerProblem] | None = None
         self._late = False
         """What is asked for now takes so long that a page has given it up; further pages don't wait for it."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._queues: tuple[float, list[dict[str, Any]]] | None = None
-        self._rights: tuple[float, Rights] | None = None
+        self._rights: tuple[float, UserRights] | None = None
         self._closed = False
 
     @property
@@ -96,7 +96,7 @@ class BrokerLink:
         return self.broker.name
 
     async def open(self) -> None:
-        """Connects. Away, Refused."""
+        """Connects. BrokerUnreachable, RequestRefused."""
         await self._lasting(self._in_turn(self._connected))
 
     async def ask(self, operation: str, **arguments: Any) -> Any:
@@ -118,24 +118,24 @@ class BrokerLink:
         return self._queues[1]
 
     async def queue(self, name: str) -> dict[str, Any]:
-        """One queue. Refused: there is none."""
+        """One queue. RequestRefused: there is none."""
         found: list[dict[str, Any]] = await self.ask("queues", queue=name)
         if found:
             return found[0]
-        raise Refused(f"there is no queue {name!r}")
+        raise RequestRefused(f"there is no queue {name!r}")
 
-    async def rights(self) -> Rights:
-        """What the user may do. Refused: not even look."""
+    async def rights(self) -> UserRights:
+        """What the user may do. RequestRefused: not even look."""
         if self._rights is None or self._clock() - self._rights[0] > RIGHTS_S:
             self._rights = None
             told = await self.ask("rights")
-            made = Rights(told["user"], told["manage"], told["read-payload"], told["coordinate-all"])
+            made = UserRights(told["user"], told["manage"], told["read-payload"], told["coordinate-all"])
             self._rights = (self._clock(), made)
         return self._rights[1]
 
     async def change(self, operation: str, **arguments: Any) -> Any:
-        """Has the broker change something, after it has answered a question over the same connection. Away, Refused:
-        nothing was done. Unknown: it may have been done."""
+        """Has the broker change something, after it has answered a question over the same connection.
+        BrokerUnreachable, RequestRefused: nothing was done. ResultUnknown: it may have been done."""
         self._queues = None
         if self._failed is not None:
             self._try_again()
@@ -149,7 +149,7 @@ class BrokerLink:
             except XaError as error:  # it was sent
                 self._drop()
                 why = without(error.message, self._password)
-                raise Unknown(f"it is unknown whether this was done: {why}. Look again") from None
+                raise ResultUnknown(f"it is unknown whether this was done: {why}. Look again") from None
 
         return await self._lasting(self._in_turn(changed))
 
@@ -175,12 +175,12 @@ class BrokerLink:
             self._try_again()
             raise self._failed[1]
         if self._late and self._lock.locked():
-            raise Away(LATE)
+            raise BrokerUnreachable(LATE)
         task = self._begin(self._in_turn(lambda: self._answer(question)))
         done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
         if not done:
             self._late = True
-            raise Away(LATE)
+            raise BrokerUnreachable(LATE)
         return task.result()
 
     async def _lasting(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -202,10 +202,10 @@ class BrokerLink:
         async with self._lock:
             try:
                 told = await run_sync(_translated, work, self._password)
-            except Away as away:
+            except BrokerUnreachable as away:
                 self._failed = (self._clock(), away)
                 raise
-            except Refused as refused:
+            except RequestRefused as refused:
                 if self._client is None:
                     self._failed = (self._clock(), refused)
                 raise
@@ -218,7 +218,9 @@ class BrokerLink:
         if self._closed or self._failed is None or self._lock.locked():
             return
         since, why = self._failed
-        if isinstance(why, Away) and self._clock() - since > AGAIN_S:  # credentials that were refused stay refused
+        if (
+            isinstance(why, BrokerUnreachable) and self._clock() - since > AGAIN_S
+        ):  # credentials that were refused stay refused
             self._begin(self._in_turn(self._connected))
 
     # -- in a thread
@@ -239,7 +241,7 @@ class BrokerLink:
 
     def _connected(self) -> ManagementClient:
         if self._closed:
-            raise Away("the session is over")
+            raise BrokerUnreachable("the session is over")
         if self._client is not None and self._clock() - self._used > FRESH_S:
             self._drop()
         if self._client is None:
@@ -259,9 +261,9 @@ def _translated(work: Callable[[], Any], password: str) -> Any:
     except RefusedError as error:
         refusal = error.refusal
         said = without(refusal.description or str(refusal.condition), password)
-        raise Refused(said, right=refusal.condition == Condition.UNAUTHORIZED) from None
+        raise RequestRefused(said, right=refusal.condition == Condition.UNAUTHORIZED) from None
     except XaError as error:
         said = without(error.message.removeprefix("open: "), password)
         if error.code is Code.XAER_RMERR:  # reached, and not usable: credentials, or no management
-            raise Refused(said, right=True) from None
-        raise Away(said) from None
+            raise RequestRefused(said, right=True) from None
+        raise BrokerUnreachable(said) from None

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from xabridge.console.brokers import PAGE, Away, Trouble, Unknown
+from xabridge.console.brokers import PAGE, BrokerProblem, BrokerUnreachable, ResultUnknown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -143,9 +143,9 @@ class Job:
             await self._carry_out()
             if self.progress is Progress.RUNNING:
                 self.progress = Progress.STOPPED if self.stopping else Progress.DONE
-        except Unknown as why:
+        except ResultUnknown as why:
             self.progress, self.said = Progress.UNKNOWN, str(why)
-        except Trouble as why:
+        except BrokerProblem as why:
             self.progress, self.said = (Progress.STOPPED if self.stopping else Progress.FAILED), str(why)
         finally:
             self.waiting = ""
@@ -194,16 +194,16 @@ class Job:
         return done
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer to what does nothing as long as the broker is away. Away: it is so for too long, or the job is to
-        end."""
+        """The answer to what does nothing as long as the broker is away. BrokerUnreachable: it is so for too long, or
+        the job is to end."""
         until = self.clock() + WAIT_S
         while True:
             try:
                 answer = await ask()
-            except Away as why:
+            except BrokerUnreachable as why:
                 self.waiting = str(why)
                 if self.stopping or self.link.closed or self.clock() >= until:
-                    raise Away(f"the broker is away: {why}") from None
+                    raise BrokerUnreachable(f"the broker is away: {why}") from None
                 await asyncio.sleep(AGAIN_S)
             else:
                 self.waiting = ""

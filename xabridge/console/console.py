@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from anyio.to_thread import run_sync
 from starlette.responses import HTMLResponse
 
-from xabridge.console.brokers import BrokerLink, Trouble
+from xabridge.console.brokers import BrokerLink, BrokerProblem
 from xabridge.console.history import History
 from xabridge.console.nodes import NodeLink
 from xabridge.console.pipeline_watch import PipelineWatch
@@ -156,7 +156,7 @@ class Console:
         for link in [watcher] if watcher is not None else list(self.sessions.links_to(name)):
             try:
                 self.histories[name].note(await link.queues())
-            except Trouble as trouble:
+            except BrokerProblem as trouble:
                 if link is watcher and self._silent.get(name) != str(trouble):
                     self._silent[name] = str(trouble)
                     LOG.warning("%s can't be watched: %s", name, trouble)

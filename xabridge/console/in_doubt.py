@@ -1,5 +1,5 @@
-"""Doubts: what is in doubt, put together from all who know something of it: the site of the console's configuration,
-the brokers, and the nodes that tell.
+"""InDoubtOverview: what is in doubt, put together from all who know something of it: the site of the console's
+configuration, the brokers, and the nodes that tell.
 
 A transaction is shown as the one sees it whose log knows the decision. Of several who do, a node that can be acted
 through is preferred, because its log is open there. What is under way at a node is in nobody's doubt.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from xabridge.operations.survey import Known, Survey
+from xabridge.operations.survey import DecisionKnowledge, Survey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ HERE = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Doubts:
+class InDoubtOverview:
     """What is in doubt. `places` says as whose it is shown: HERE, or the name of a node; `nodes` are those that
     tell."""
 
@@ -38,7 +38,7 @@ class Doubts:
         return self.places.get((view.format_id, view.gtrid), HERE)
 
 
-def together(own: Survey, nodes: Mapping[str, InDoubt], silent: Mapping[str, str]) -> Doubts:
+def together(own: Survey, nodes: Mapping[str, InDoubt], silent: Mapping[str, str]) -> InDoubtOverview:
     """All of it; `silent` are nodes that can't be asked, and why."""
     live = frozenset().union(*(node.live for node in nodes.values()))
     best: dict[Key, tuple[tuple[bool, ...], TransactionView, str]] = {}
@@ -47,7 +47,7 @@ def together(own: Survey, nodes: Mapping[str, InDoubt], silent: Mapping[str, str
             if view.gtrid in live:
                 continue
             acting = place != HERE and nodes[place].acting
-            rank = (view.decision is not Known.UNKNOWN, not view.at_work, acting, place != HERE)
+            rank = (view.decision is not DecisionKnowledge.UNKNOWN, not view.at_work, acting, place != HERE)
             key = (view.format_id, view.gtrid)
             if key not in best or rank > best[key][0]:
                 best[key] = (rank, view, place)
@@ -62,4 +62,4 @@ def together(own: Survey, nodes: Mapping[str, InDoubt], silent: Mapping[str, str
             troubles.append(f"{name}: {node.survey.log_trouble}")
     unreachable |= {f"node {name}": why for name, why in silent.items()}
     survey = replace(own, transactions=tuple(views), unreachable=unreachable, log_trouble="; ".join(troubles) or None)
-    return Doubts(survey, {key: place for key, (_, _, place) in best.items()}, nodes)
+    return InDoubtOverview(survey, {key: place for key, (_, _, place) in best.items()}, nodes)

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from anyio.to_thread import run_sync
 
-from xabridge.console.brokers import Away, Refused, Trouble, Unknown
+from xabridge.console.brokers import BrokerProblem, BrokerUnreachable, RequestRefused, ResultUnknown
 from xabridge.http_deadline import within
 from xabridge.operations import survey_json
 from xabridge.operations.service import Choice, said_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xabridge.console.settings import WatchedNode
-    from xabridge.operations.service import Said, Wanted
+    from xabridge.operations.service import OperatorAnswer, OperatorRequest
     from xabridge.operations.survey import Survey
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class LiveTransactionView:
     """A transaction that is under way."""
 
     name: str
@@ -107,7 +107,7 @@ class Node:
     pid: int
     trouble: tuple[str, ...]
     waiting: int
-    live: tuple[Live, ...]
+    live: tuple[LiveTransactionView, ...]
     slowest: tuple[Completed, ...]
     last: tuple[Completed, ...]
     consumers: tuple[Consumer, ...]
@@ -131,7 +131,7 @@ class _Page(Generic[T]):
         self._name = name
         self._ask = ask
         self._clock = clock
-        self._latest: tuple[float, T | Away] | None = None
+        self._latest: tuple[float, T | BrokerUnreachable] | None = None
         self.asking: asyncio.Task[None] | None = None
 
     async def look(self) -> T:
@@ -139,15 +139,15 @@ class _Page(Generic[T]):
         if latest is None or self._clock() - latest[0] >= KEPT_S:
             if self.asking is None:
                 self.asking = asyncio.create_task(self._asked())
-            if latest is None or not isinstance(latest[1], Away):
+            if latest is None or not isinstance(latest[1], BrokerUnreachable):
                 await asyncio.wait({self.asking}, timeout=PATIENCE_S)
         latest = self._latest
         if latest is None:
-            raise Away(f"{self._name} has not answered yet")
-        if isinstance(latest[1], Away):
+            raise BrokerUnreachable(f"{self._name} has not answered yet")
+        if isinstance(latest[1], BrokerUnreachable):
             raise latest[1]
         if self._clock() - latest[0] >= KEPT_S + PATIENCE_S + ANSWER_S:
-            raise Away(f"{self._name} does not answer")
+            raise BrokerUnreachable(f"{self._name} does not answer")
         return latest[1]
 
     def forget(self) -> None:
@@ -156,8 +156,8 @@ class _Page(Generic[T]):
 
     async def _asked(self) -> None:
         try:
-            found: T | Away = await run_sync(self._ask, abandon_on_cancel=True)
-        except Away as away:
+            found: T | BrokerUnreachable = await run_sync(self._ask, abandon_on_cancel=True)
+        except BrokerUnreachable as away:
             found = away
         finally:
             self.asking = None
@@ -174,11 +174,11 @@ class NodeLink:
         self._in_doubt: _Page[InDoubt | None] = _Page(self.name, self._asked_in_doubt, clock)
 
     async def look(self) -> Node:
-        """What it tells. Away: it can't be reached, or what it says is no page of a node."""
+        """What it tells. BrokerUnreachable: it can't be reached, or what it says is no page of a node."""
         return await self.page.look()
 
     async def in_doubt(self) -> InDoubt | None:
-        """What is in doubt there; None: it has no such page. Away."""
+        """What is in doubt there; None: it has no such page. BrokerUnreachable."""
         return await self._in_doubt.look()
 
     @property
@@ -186,12 +186,14 @@ class NodeLink:
         """Whether the console has what lets it act there."""
         return bool(self.watched.act_token)
 
-    async def choose(self, wanted: Wanted) -> tuple[Choice, str]:
-        """What it would do there now, and the ticket with which it is done. Away: nothing came; Refused."""
+    async def choose(self, wanted: OperatorRequest) -> tuple[Choice, str]:
+        """What it would do there now, and the ticket with which it is done. BrokerUnreachable: nothing came;
+        RequestRefused."""
         return await run_sync(self._choose, wanted)
 
-    async def carry_out(self, ticket: str, *, heuristic: bool, who: str) -> tuple[Said, ...]:
-        """Does what was shown. Away, Refused: nothing was done. Unknown: it may have been done."""
+    async def carry_out(self, ticket: str, *, heuristic: bool, who: str) -> tuple[OperatorAnswer, ...]:
+        """Does what was shown. BrokerUnreachable, RequestRefused: nothing was done. ResultUnknown: it may have been
+        done."""
         try:
             return await run_sync(self._carry_out, {"ticket": ticket, "heuristic": heuristic, "who": who})
         finally:
@@ -201,9 +203,9 @@ class NodeLink:
     def _node(self) -> Node:
         status, body = self._get("/node")
         if status == 404:
-            raise Away(f"{self.name} has no page /node: set http_token_env there")
+            raise BrokerUnreachable(f"{self.name} has no page /node: set http_token_env there")
         if status != 200 or len(body) > MOST_OCTETS:
-            raise Away(f"{self.name} does not answer as a node does: status {status}, {len(body)} octets")
+            raise BrokerUnreachable(f"{self.name} does not answer as a node does: status {status}, {len(body)} octets")
         return self._read(body, node_of)
 
     def _asked_in_doubt(self) -> InDoubt | None:
@@ -211,9 +213,9 @@ class NodeLink:
         if status == 404:
             return None
         if status == 503:
-            raise Away(f"{self.name} can't tell what is in doubt: {self._read(body, _why)}")
+            raise BrokerUnreachable(f"{self.name} can't tell what is in doubt: {self._read(body, _why)}")
         if status != 200 or len(body) > MOST_OCTETS:
-            raise Away(f"{self.name} does not answer as a node does: status {status}, {len(body)} octets")
+            raise BrokerUnreachable(f"{self.name} does not answer as a node does: status {status}, {len(body)} octets")
         return self._read(body, _in_doubt_of)
 
     def _get(self, path: str) -> tuple[int, bytes]:
@@ -223,20 +225,20 @@ class NodeLink:
                 response = connection.getresponse()
                 body = response.read(MOST_OCTETS + 1)
         except (OSError, HTTPException, ValueError) as error:
-            raise Away(f"{self.name} can't be reached: {_told(error)}") from None
+            raise BrokerUnreachable(f"{self.name} can't be reached: {_told(error)}") from None
         if response.status == 401:
-            raise Away(f"{self.name} has another token")
+            raise BrokerUnreachable(f"{self.name} has another token")
         return response.status, body
 
-    def _choose(self, wanted: Wanted) -> tuple[Choice, str]:
+    def _choose(self, wanted: OperatorRequest) -> tuple[Choice, str]:
         asked = {"doing": wanted.doing, "name": wanted.name, "on": list(wanted.on), "gone": list(wanted.gone)}
         try:
             told = self._post("/node/preview", asked)
         except _Lost as lost:
-            raise Away(f"{self.name} does not answer: {lost}") from None
+            raise BrokerUnreachable(f"{self.name} does not answer: {lost}") from None
         return self._read_told(told, _choice_of)
 
-    def _carry_out(self, asked: Mapping[str, Any]) -> tuple[Said, ...]:
+    def _carry_out(self, asked: Mapping[str, Any]) -> tuple[OperatorAnswer, ...]:
         until = time.monotonic() + DOING_S
         sent = False
         why = "it takes long"
@@ -246,12 +248,12 @@ class NodeLink:
                 came = str(told["state"])
                 said = said_of(told["said"]) if came == "done" else ()
                 why = str(told["why"]) if came in {"refused", "failed"} else why
-            except (Away, Refused, _NoTicket) as trouble:  # nothing was done by this request
+            except (BrokerUnreachable, RequestRefused, _NoTicket) as trouble:  # nothing was done by this request
                 if not sent and isinstance(trouble, _NoTicket):
-                    raise Refused(str(trouble)) from None
+                    raise RequestRefused(str(trouble)) from None
                 if not sent:
                     raise
-                if not isinstance(trouble, Away):
+                if not isinstance(trouble, BrokerUnreachable):
                     raise self._unknown("it was started anew meanwhile") from None
                 came = ""
             except (_Lost, ValueError, KeyError, TypeError, AttributeError) as trouble:
@@ -262,18 +264,18 @@ class NodeLink:
             if came == "done":
                 return said
             if came == "refused":
-                raise Refused(why)
+                raise RequestRefused(why)
             if came == "failed":
-                raise Trouble(why)
+                raise BrokerProblem(why)
             if time.monotonic() >= until:
                 raise self._unknown(why)
             time.sleep(AGAIN_S)
 
-    def _unknown(self, why: str) -> Unknown:
-        return Unknown(f"it is unknown whether this was done by {self.name}: {why}. Look again")
+    def _unknown(self, why: str) -> ResultUnknown:
+        return ResultUnknown(f"it is unknown whether this was done by {self.name}: {why}. Look again")
 
     def _post(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Away, Refused: it was not taken. _NoTicket. _Lost: unknown."""
+        """BrokerUnreachable, RequestRefused: it was not taken. _NoTicket. _Lost: unknown."""
         body = json.dumps(asked).encode()
         headers = {"Authorization": f"Bearer {self.watched.act_token}", "Content-Type": "application/json"}
         connected = False
@@ -286,16 +288,16 @@ class NodeLink:
         except (OSError, HTTPException, ValueError) as error:
             if connected:
                 raise _Lost(_told(error)) from None
-            raise Away(f"nothing was done: {self.name} can't be reached: {_told(error)}") from None
+            raise BrokerUnreachable(f"nothing was done: {self.name} can't be reached: {_told(error)}") from None
 
         if response.status == 401:
-            raise Refused(f"nothing was done: {self.name} has another token for acting", right=True)
+            raise RequestRefused(f"nothing was done: {self.name} has another token for acting", right=True)
         if response.status == 404:
-            raise Refused(f"nothing was done: {self.name} can't be acted through: set http_act_token_env there")
+            raise RequestRefused(f"nothing was done: {self.name} can't be acted through: set http_act_token_env there")
         if response.status == 410:
             raise _NoTicket(self._read(answer, _why))
         if response.status in {400, 409}:
-            raise Refused(self._read(answer, _why))
+            raise RequestRefused(self._read(answer, _why))
         if response.status != 200:
             raise _Lost(f"status {response.status}")
 
@@ -321,14 +323,14 @@ class NodeLink:
         try:
             told = json.loads(body)
         except (ValueError, RecursionError):
-            raise Away(f"{self.name} does not answer as a node does") from None
+            raise BrokerUnreachable(f"{self.name} does not answer as a node does") from None
         return self._read_told(told, read)
 
     def _read_told(self, told: Any, read: Callable[[Any], T]) -> T:
         try:
             return read(told)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            raise Away(f"{self.name} does not answer as a node does") from None
+            raise BrokerUnreachable(f"{self.name} does not answer as a node does") from None
 
 
 class _Lost(Exception):
@@ -375,7 +377,7 @@ def node_of(told: Mapping[str, Any]) -> Node:
         _texts(told["trouble"]),
         int(told["waiting"]),
         tuple(
-            Live(
+            LiveTransactionView(
                 str(one["name"]), _number(one["age_s"]), _number(one["timeout_s"]), _state(one),
                 _texts(one["resources"]),
             )

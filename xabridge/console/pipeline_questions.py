@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tm.log import LogError, LogMissing
 from xa import XaError
-from xabridge.console.brokers import Away, Trouble
+from xabridge.console.brokers import BrokerProblem, BrokerUnreachable
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.ledger.status import prefixes, prepared_at, statuses
 from xabridge.pipeline.core.resources import Resources
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PipelineQuestions:
-    """The questions. Each raises Trouble, or Away of a resource manager."""
+    """The questions. Each raises BrokerProblem, or BrokerUnreachable of a resource manager."""
 
     def __init__(self, watched: WatchedPipelines, last: int) -> None:
         self._log = watched.log
@@ -34,23 +34,23 @@ class PipelineQuestions:
         except LogMissing:  # no pipeline has run yet
             return {}
         except (LogError, ValueError) as error:
-            raise Trouble(str(error)) from None
+            raise BrokerProblem(str(error)) from None
 
     def prepared_at(self, resource: str, known: Mapping[str, bytes]) -> Scanned:
         """Their prepared branches at a resource."""
         try:
             return prepared_at(self._opened[resource].get(resource, self._urls[resource]), known)
         except XaError as error:
-            raise Away(error.message) from None
+            raise BrokerUnreachable(error.message) from None
         except PipelineError as error:
-            raise Away(str(error)) from None
+            raise BrokerUnreachable(str(error)) from None
 
     def statuses(self, known: Mapping[str, bytes], scanned: Mapping[str, Scanned | str]) -> tuple[PipelineStatus, ...]:
         """Their state."""
         try:
             return statuses(self._log, known, scanned, last=self._last)
         except (LogError, ValueError) as error:
-            raise Trouble(str(error)) from None
+            raise BrokerProblem(str(error)) from None
 
     def close(self, resource: str) -> None:
         """Closes a resource."""

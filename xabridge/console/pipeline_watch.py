@@ -15,7 +15,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from xabridge.console.brokers import Away, Trouble
+from xabridge.console.brokers import BrokerProblem, BrokerUnreachable
 from xabridge.console.question_thread import QuestionThread
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class PipelineWatch:
         self._resources = (
             {name: QuestionThread(f"pipelines-{name}") for name, _ in watched.resources} if watched else {}
         )
-        self._latest: tuple[float, tuple[PipelineStatus, ...] | Trouble] | None = None
+        self._latest: tuple[float, tuple[PipelineStatus, ...] | BrokerProblem] | None = None
         self._asking: asyncio.Task[None] | None = None
 
     @property
@@ -63,23 +63,23 @@ class PipelineWatch:
         return self._watched is not None
 
     async def look(self) -> tuple[PipelineStatus, ...]:
-        """All of them. Trouble: nothing is known of them, and why."""
+        """All of them. BrokerProblem: nothing is known of them, and why."""
         if self._watched is None:
             return ()
         if self._watched.trouble:
-            raise Trouble(self._watched.trouble)
+            raise BrokerProblem(self._watched.trouble)
         latest = self._latest
         if latest is None or self._clock() - latest[0] >= KEPT_S:
             if self._asking is None:
                 self._asking = asyncio.create_task(self._ask())
-            if latest is None or not isinstance(latest[1], Trouble):  # what failed last is told at once
+            if latest is None or not isinstance(latest[1], BrokerProblem):  # what failed last is told at once
                 await asyncio.wait({self._asking}, timeout=PATIENCE_S)
 
         at, found = self._latest or (0.0, None)
-        if isinstance(found, Trouble):
+        if isinstance(found, BrokerProblem):
             raise found
         if found is None or self._clock() - at > LATE_S:
-            raise Away("the decision log of the pipelines has not answered yet")
+            raise BrokerUnreachable("the decision log of the pipelines has not answered yet")
         return found
 
     def close(self) -> None:
@@ -96,14 +96,14 @@ class PipelineWatch:
 
     # -- asking
     async def _ask(self) -> None:
-        found: tuple[PipelineStatus, ...] | Trouble
+        found: tuple[PipelineStatus, ...] | BrokerProblem
         try:
             found = await self._asked()
-        except Trouble as trouble:
+        except BrokerProblem as trouble:
             found = trouble
         except Exception:
             LOG.exception("the pipelines can't be shown")
-            found = Trouble("the pipelines can't be shown: a defect of the console. Its log has the details")
+            found = BrokerProblem("the pipelines can't be shown: a defect of the console. Its log has the details")
         finally:
             self._asking = None
         self._latest = self._clock(), found
@@ -119,11 +119,11 @@ class PipelineWatch:
             asked = (self._scanned(name, partial(questions.prepared_at, name, known)) for name in self._resources)
             scanned = dict(await asyncio.gather(*asked))
             return await self._log.ask(partial(questions.statuses, known, scanned), LOG_S)
-        except Away as away:
-            raise Away(f"the decision log of the pipelines can't be read: {away}") from None
+        except BrokerUnreachable as away:
+            raise BrokerUnreachable(f"the decision log of the pipelines can't be read: {away}") from None
 
     async def _scanned(self, name: str, question: Callable[[], Scanned]) -> tuple[str, Scanned | str]:
         try:
             return name, await self._resources[name].ask(question, RESOURCE_S)
-        except Trouble as trouble:
+        except BrokerProblem as trouble:
             return name, str(trouble)

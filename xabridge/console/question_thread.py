@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from xabridge.console.brokers import Away
+from xabridge.console.brokers import BrokerUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,10 +30,10 @@ class QuestionThread:
         self._asked: Future[Any] | None = None
 
     async def ask(self, question: Callable[[], T], most_s: float) -> T:
-        """The answer. Away: there is none within this time, or it still owes an earlier one. What `question` raises is
-        raised here."""
+        """The answer. BrokerUnreachable: there is none within this time, or it still owes an earlier one. What
+        `question` raises is raised here."""
         if self._asked is not None and not self._asked.done():
-            raise Away("it has not answered yet")
+            raise BrokerUnreachable("it has not answered yet")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"xabridge-console-{self.name}", daemon=True)
             self._thread.start()
@@ -44,7 +44,7 @@ class QuestionThread:
         done, _ = await asyncio.wait({answer}, timeout=most_s)
         if not done:
             answer.add_done_callback(_heard)
-            raise Away(f"it has not answered within {most_s:g} s")
+            raise BrokerUnreachable(f"it has not answered within {most_s:g} s")
         return answer.result()
 
     def close(self, last: Callable[[], object]) -> None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from xa import Xid
 from xa.holdings import Holding, InDoubtBranch, Relation
-from xabridge.console.brokers import Refused, Trouble
+from xabridge.console.brokers import BrokerProblem, RequestRefused
 from xabridge.operations.progress import silent
-from xabridge.operations.scan import Scanned, Seen, installed
-from xabridge.operations.service import NotDone, NotTold, OperatorService
+from xabridge.operations.scan import ScannedResource, ScannedSite, installed
+from xabridge.operations.service import ActRefused, AnswerUnavailable, OperatorService
 from xabridge.operations.site import Site
 from xabridge.operations.survey import Survey, TransactionView, survey
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tm.config import Configuration
-    from xabridge.operations.service import Choice, Said, Wanted
+    from xabridge.operations.service import Choice, OperatorAnswer, OperatorRequest
 
 
 class SiteWatch:
@@ -57,13 +57,15 @@ class SiteWatch:
         seen = _with(await self._look(), branches)
         return survey(replace(seen, unreachable={**seen.unreachable, **silent}))
 
-    async def choose(self, wanted: Wanted) -> Choice:
-        """What it would do now. Refused: there is nothing to do it with."""
+    async def choose(self, wanted: OperatorRequest) -> Choice:
+        """What it would do now. RequestRefused: there is nothing to do it with."""
         with _troubles():
             return await self._acting().choose(wanted)
 
-    async def carry_out(self, wanted: Wanted, told: tuple[str, ...], *, heuristic: bool) -> tuple[Said, ...]:
-        """Does what was shown as `told`. Refused: nothing was done."""
+    async def carry_out(
+        self, wanted: OperatorRequest, told: tuple[str, ...], *, heuristic: bool
+    ) -> tuple[OperatorAnswer, ...]:
+        """Does what was shown as `told`. RequestRefused: nothing was done."""
         with _troubles():
             return await self._acting().carry_out(wanted, told, heuristic=heuristic)
 
@@ -72,39 +74,39 @@ class SiteWatch:
         if self._operations is not None:
             self._operations.close()
 
-    async def _look(self) -> Seen:
+    async def _look(self) -> ScannedSite:
         if self._operations is None:
-            return Seen("", (), None, {}, (), {}, {}, {}, installed())
+            return ScannedSite("", (), None, {}, (), {}, {}, {}, installed())
         try:
             return await self._operations.look()
-        except (NotDone, NotTold) as error:
-            raise Trouble(str(error)) from None
+        except (ActRefused, AnswerUnavailable) as error:
+            raise BrokerProblem(str(error)) from None
 
     def _acting(self) -> OperatorService:
         if self._operations is None:
-            raise Refused("this console has no node of its own: use `xabridge recover` where the node runs")
+            raise RequestRefused("this console has no node of its own: use `xabridge recover` where the node runs")
         return self._operations
 
 
 @contextmanager
 def _troubles() -> Iterator[None]:
-    """Raises Refused where nothing was done, Trouble where it is not known."""
+    """Raises RequestRefused where nothing was done, BrokerProblem where it is not known."""
     try:
         yield
-    except NotDone as error:
-        raise Refused(str(error)) from None
-    except NotTold as error:
-        raise Trouble(str(error)) from None
+    except ActRefused as error:
+        raise RequestRefused(str(error)) from None
+    except AnswerUnavailable as error:
+        raise BrokerProblem(str(error)) from None
 
 
-def _with(seen: Seen, branches: Mapping[str, Sequence[Mapping[str, Any]]]) -> Seen:
+def _with(seen: ScannedSite, branches: Mapping[str, Sequence[Mapping[str, Any]]]) -> ScannedSite:
     """What was seen, with the branches in doubt of brokers that are none of the site's resources."""
     known = {branch.xid for scanned in seen.scanned.values() for branch in scanned.branches}
-    more: dict[str, Scanned] = {}
+    more: dict[str, ScannedResource] = {}
     for name, told in branches.items():
         found = tuple(one for one in map(_branch, told) if one is not None and one.xid not in known)
         if found:
-            more[name] = Scanned(found, tells=True)
+            more[name] = ScannedResource(found, tells=True)
     return replace(seen, scanned={**seen.scanned, **more}) if more else seen
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from xa.printable import escaped
-from xabridge.operations.survey import Known, State, state_of
+from xabridge.operations.survey import DecisionKnowledge, State, state_of
 from xabridge.text import age, held, several
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ LOOKS: Final = {
     State.HEURISTIC: "by-hand",
 }
 DECIDED: Final = {
-    Known.COMMIT: "commit",
-    Known.NONE: "not decided",
-    Known.ENDED: "ended",
-    Known.UNKNOWN: "unknown",
+    DecisionKnowledge.COMMIT: "commit",
+    DecisionKnowledge.NONE: "not decided",
+    DecisionKnowledge.ENDED: "ended",
+    DecisionKnowledge.UNKNOWN: "unknown",
 }
 
 

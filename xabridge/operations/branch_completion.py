@@ -27,7 +27,7 @@ from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, XaError
 from xa.coroutines import drive
 from xa.printable import escaped
-from xabridge.operations.survey import IN_DOUBT, BranchView, Known, State, TransactionView
+from xabridge.operations.survey import IN_DOUBT, BranchView, DecisionKnowledge, State, TransactionView
 from xabridge.text import listed, transaction_name
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from tm.log import DecisionLog
     from tm.two_phase.ports import Answer
-    from xabridge.operations.site import Place
+    from xabridge.operations.site import OperationsTarget
 
 
 HELD: Final = "The transaction manager that holds it recovers by itself; stop it to do it by hand, or act through it"
@@ -61,18 +61,18 @@ class Consent(Enum):
 
 
 _CONSENT: Final = {
-    (Act.COMMIT, Known.COMMIT): Consent.PLAIN,
-    (Act.COMMIT, Known.NONE): Consent.SPLITS,
-    (Act.COMMIT, Known.ENDED): Consent.BLIND,
-    (Act.COMMIT, Known.UNKNOWN): Consent.BLIND,
-    (Act.ROLLBACK, Known.COMMIT): Consent.SPLITS,
-    (Act.ROLLBACK, Known.NONE): Consent.PLAIN,
-    (Act.ROLLBACK, Known.ENDED): Consent.BLIND,
-    (Act.ROLLBACK, Known.UNKNOWN): Consent.BLIND,
-    (Act.FORGET, Known.COMMIT): Consent.PLAIN,
-    (Act.FORGET, Known.NONE): Consent.PLAIN,
-    (Act.FORGET, Known.ENDED): Consent.PLAIN,
-    (Act.FORGET, Known.UNKNOWN): Consent.BLIND,
+    (Act.COMMIT, DecisionKnowledge.COMMIT): Consent.PLAIN,
+    (Act.COMMIT, DecisionKnowledge.NONE): Consent.SPLITS,
+    (Act.COMMIT, DecisionKnowledge.ENDED): Consent.BLIND,
+    (Act.COMMIT, DecisionKnowledge.UNKNOWN): Consent.BLIND,
+    (Act.ROLLBACK, DecisionKnowledge.COMMIT): Consent.SPLITS,
+    (Act.ROLLBACK, DecisionKnowledge.NONE): Consent.PLAIN,
+    (Act.ROLLBACK, DecisionKnowledge.ENDED): Consent.BLIND,
+    (Act.ROLLBACK, DecisionKnowledge.UNKNOWN): Consent.BLIND,
+    (Act.FORGET, DecisionKnowledge.COMMIT): Consent.PLAIN,
+    (Act.FORGET, DecisionKnowledge.NONE): Consent.PLAIN,
+    (Act.FORGET, DecisionKnowledge.ENDED): Consent.PLAIN,
+    (Act.FORGET, DecisionKnowledge.UNKNOWN): Consent.BLIND,
 }
 _NEEDING: Final = frozenset({Consent.SPLITS, Consent.BLIND, Consent.AT_WORK})
 """The consents that need --heuristic."""
@@ -81,7 +81,7 @@ _AS_ASKED: Final = frozenset({State.PREPARED, State.IN_DOUBT})
 """The states in which a branch can be committed or rolled back."""
 _DONE: Final = {Act.COMMIT: "committed", Act.ROLLBACK: "rolled back", Act.FORGET: "forgotten"}
 _HEURISTIC: Final = {Act.COMMIT: Code.XA_HEURCOM, Act.ROLLBACK: Code.XA_HEURRB}
-_AGREES: Final = {Known.COMMIT: Code.XA_HEURCOM, Known.NONE: Code.XA_HEURRB}
+_AGREES: Final = {DecisionKnowledge.COMMIT: Code.XA_HEURCOM, DecisionKnowledge.NONE: Code.XA_HEURRB}
 _UNKNOWN: Final = frozenset({Code.XAER_RMFAIL})
 """Answers after which it is unknown whether it was done."""
 
@@ -117,7 +117,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class BranchResult:
     """The result for one branch."""
 
     branch: BranchView
@@ -130,7 +130,7 @@ class Done:
         return f"{transaction_name(self.branch.xid)} on {escaped(self.branch.resource)}: {escaped(self.said)}"
 
 
-class Changed(Exception):
+class DecisionChanged(Exception):
     """The decision is not what the plan was made with; nothing was done."""
 
 
@@ -139,7 +139,8 @@ def plan(act: Act, view: TransactionView, branches: tuple[BranchView, ...], *, c
     asked."""
     whole = (
         act is Act.ROLLBACK
-        and view.decision is Known.COMMIT  # which names all of its branches; else one may have been rolled back before
+        and view.decision
+        is DecisionKnowledge.COMMIT  # which names all of its branches; else one may have been rolled back before
         and view.decider is None  # which has committed its own work with the decision
         and complete
         and set(branches) >= set(view.branches)
@@ -178,7 +179,7 @@ def _consequence(consent: Consent, view: TransactionView, *, whole: bool) -> str
         return "another process of this node is working on it, so that recovery would leave it to that process"
     if whole:
         return "against the decision to commit, on every branch: nothing is split, but the commit may be known"
-    if consent is Consent.SPLITS and view.decision is Known.COMMIT:
+    if consent is Consent.SPLITS and view.decision is DecisionKnowledge.COMMIT:
         return "this splits the transaction, because the decision is to commit"
 
     if consent is Consent.SPLITS:
@@ -186,7 +187,7 @@ def _consequence(consent: Consent, view: TransactionView, *, whole: bool) -> str
             "against the log, because no decision means rollback: this splits the transaction, if another branch of it "
             "is not committed too, or was rolled back before, by recovery or by hand"
         )
-    if view.decision is Known.ENDED:
+    if view.decision is DecisionKnowledge.ENDED:
         return "this splits the transaction, if its other branches went the other way"
     return "this splits the transaction, if its own log, which is not here, has the other decision"
 
@@ -202,7 +203,7 @@ def _forgetting(view: TransactionView, branch: BranchView) -> Step:
         what = f"another process of this node is working on it, and may not know of {outcome.name} yet"
     elif consent is Consent.BLIND:
         what = f"its transaction manager may not know of {outcome.name}, and will never learn of it"
-    elif view.decision is Known.ENDED:
+    elif view.decision is DecisionKnowledge.ENDED:
         what = f"this deletes the last trace of {outcome.name}, and the log no longer has the decision: compare first"
     elif outcome is _AGREES[view.decision]:
         what = f"{outcome.name} agrees with the decision; nothing is lost"
@@ -243,71 +244,77 @@ def refusal(plans: Sequence[Plan], *, heuristic: bool, anyway: str) -> str | Non
     return f"this {what}: to do it anyway, {anyway}"
 
 
-class Hand:
+class BranchCompleter:
     """Carries plans out, with the log in hand where one is configured and the plan needs it."""
 
-    def __init__(self, place: Place, log: DecisionLog | None) -> None:
+    def __init__(self, place: OperationsTarget, log: DecisionLog | None) -> None:
         self._resources = place.resources
         self._log = log
         self._ports = BlockingPorts(place.resources, log)
         self._recovery = place.recovery(log)
 
-    def carry_out(self, planned: Plan) -> list[Done]:
-        """Returns the result of each branch. Changed: nothing was done. LogError: the log failed meanwhile."""
+    def carry_out(self, planned: Plan) -> list[BranchResult]:
+        """Returns the result of each branch. DecisionChanged: nothing was done. LogError: the log failed meanwhile."""
         self._check(planned)
         return [self._do(planned, step.branch) for step in planned.steps]
 
     def _check(self, planned: Plan) -> None:
         """Step 3."""
         view = planned.view
-        if view.decision is Known.UNKNOWN:
+        if view.decision is DecisionKnowledge.UNKNOWN:
             return
         if view.decider is not None:
             word = self._final_word(view.decider, view.gtrid)
         else:
             assert self._log is not None  # noqa: S101 — the view says that it is this log's
-            word = Known.NONE if self._log.decision(view.gtrid) is None else Known.COMMIT
-        shown = Known.NONE if view.decision is Known.ENDED else view.decision
+            word = DecisionKnowledge.NONE if self._log.decision(view.gtrid) is None else DecisionKnowledge.COMMIT
+        shown = DecisionKnowledge.NONE if view.decision is DecisionKnowledge.ENDED else view.decision
         if word is not shown:
-            raise Changed(
+            raise DecisionChanged(
                 f"{view.name}: the decision was {shown.value} when it was shown, and is {word.value} now; look again"
             )
 
-    def _final_word(self, decider: str, gtrid: bytes) -> Known:
+    def _final_word(self, decider: str, gtrid: bytes) -> DecisionKnowledge:
         resource = self._resources[decider]
         resource.reopen(now=True)
-        return Known.NONE if resource.decider.settle(gtrid, resource.rmid) is None else Known.COMMIT
+        return (
+            DecisionKnowledge.NONE
+            if resource.decider.settle(gtrid, resource.rmid) is None
+            else DecisionKnowledge.COMMIT
+        )
 
-    def _do(self, planned: Plan, view: BranchView) -> Done:
+    def _do(self, planned: Plan, view: BranchView) -> BranchResult:
         act = planned.act
         branch = Branch(view.resource, view.xid)
         if act is Act.FORGET:
             return self._forget(view)
 
-        log = self._log if planned.view.decision is not Known.UNKNOWN else None
+        log = self._log if planned.view.decision is not DecisionKnowledge.UNKNOWN else None
         against = _CONSENT[act, planned.view.decision] is not Consent.PLAIN
         if against and log is not None:
             log.note_heuristic(Heuristic(branch, _HEURISTIC[act]))
         (answer,) = drive(self._ports.ask(_VERB[act], (branch,)))
         meaning = MEANING[_VERB[act]][code_of(answer)]
         if meaning is not Meaning.DONE:
-            return Done(view, False, self._not_done(log, branch, answer, meaning, against=against))
+            return BranchResult(view, False, self._not_done(log, branch, answer, meaning, against=against))
         if code_of(answer) is Code.XAER_NOTA:
             return self._vanished(log, view, against=against)
         if log is not None and view.noted is not None and not against:
             log.drop_heuristic(branch)  # what was noted has not happened
         noted = ", and noted as a heuristic outcome" if against and log is not None else ""
-        return Done(view, True, f"{_DONE[act]}{noted}")
+        return BranchResult(view, True, f"{_DONE[act]}{noted}")
 
     @staticmethod
-    def _vanished(log: DecisionLog | None, view: BranchView, *, against: bool) -> Done:
+    def _vanished(log: DecisionLog | None, view: BranchView, *, against: bool) -> BranchResult:
         """The branch was there before, and another process has completed it since. If the act agrees with the
         decision, so does the completion; otherwise its outcome is unknown, and noted as a hazard."""
         if not against:
-            return Done(view, True, "the resource no longer knows it: another process has completed it")
+            return BranchResult(view, True, "the resource no longer knows it: another process has completed it")
         if log is not None:
             log.note_heuristic(Heuristic(Branch(view.resource, view.xid), Code.XA_HEURHAZ))
-        return Done(view, False, "not done: the resource no longer knows it, and how it was completed is unknown")
+        return BranchResult(
+            view, False, "not done: the resource no longer knows it, and how it was completed is unknown"
+        )
 
     @staticmethod
     def _not_done(log: DecisionLog | None, branch: Branch, answer: Answer, meaning: Meaning, *, against: bool) -> str:
@@ -322,22 +329,22 @@ class Hand:
             log.drop_heuristic(branch)
         return f"not done: {said}"
 
-    def _forget(self, view: BranchView) -> Done:
+    def _forget(self, view: BranchView) -> BranchResult:
         resource = self._resources.get(view.resource)
         if resource is None:
             return self._drop_note(view)
         try:
             self._recovery.forget(resource, view.xid)
         except XaError as error:
-            return Done(view, False, f"not done: {error.message}")
-        return Done(view, True, "forgotten")
+            return BranchResult(view, False, f"not done: {error.message}")
+        return BranchResult(view, True, "forgotten")
 
-    def _drop_note(self, view: BranchView) -> Done:
+    def _drop_note(self, view: BranchView) -> BranchResult:
         """Of a resource manager that is not configured any more, only the note can be dropped."""
         if view.noted is None or self._log is None:
-            return Done(view, False, "not done: its resource manager is not configured")
+            return BranchResult(view, False, "not done: its resource manager is not configured")
         self._log.drop_heuristic(Branch(view.resource, view.xid))
-        return Done(view, True, "forgotten here; its resource manager is not configured")
+        return BranchResult(view, True, "forgotten here; its resource manager is not configured")
 
 
 def needs_the_log(planned: Plan) -> bool:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from tm.log import Branch, Decision
     from tm.recovery import Report
     from xabridge.operations.progress import Progress
-    from xabridge.operations.scan import Seen
-    from xabridge.operations.site import Place
+    from xabridge.operations.scan import ScannedSite
+    from xabridge.operations.site import OperationsTarget
     from xabridge.operations.survey import Survey, TransactionView
 
 
@@ -59,7 +59,7 @@ class Result:
 
 
 # --- step 1 -----------------------------------------------------------------------------------------------------------
-def planned_end(view: TransactionView, seen: Seen, found: Survey, gone: frozenset[str]) -> Ending:
+def planned_end(view: TransactionView, seen: ScannedSite, found: Survey, gone: frozenset[str]) -> Ending:
     """What ending the decision without the resources `gone` would mean."""
     decision = _decision(view, seen)
     if decision is None:
@@ -69,7 +69,7 @@ def planned_end(view: TransactionView, seen: Seen, found: Survey, gone: frozense
     return Ending(view, gone, lost, _refusal(lost, gone, seen.configured, found.unreachable))
 
 
-def _decision(view: TransactionView, seen: Seen) -> Decision | None:
+def _decision(view: TransactionView, seen: ScannedSite) -> Decision | None:
     if view.decider is not None:
         return seen.decided[view.decider].get(view.gtrid)
     if not view.in_log or seen.log is None or isinstance(seen.log, LogError):
@@ -120,7 +120,7 @@ def _step(branch: Branch, found_on: str | None) -> str:
 
 
 # --- steps 2 to 5 -----------------------------------------------------------------------------------------------------
-def carry_out(place: Place, ending: Ending, progress: Progress) -> Result:
+def carry_out(place: OperationsTarget, ending: Ending, progress: Progress) -> Result:
     """Ends it, unless it can't be any more. LogError: the log can't be opened, so nothing was done."""
     with place.holding_the_log() as log:
         recovery = recovery_of(place, log, progress)
@@ -132,7 +132,7 @@ def carry_out(place: Place, ending: Ending, progress: Progress) -> Result:
     return Result(report, None if _is_written(place, ending.view) else _NOT_WRITTEN)
 
 
-def _is_written(place: Place, view: TransactionView) -> bool:
+def _is_written(place: OperationsTarget, view: TransactionView) -> bool:
     """Whether the log that is closed now says so too: an end is written without a force, and may be lost."""
     if view.decider is not None:
         return True

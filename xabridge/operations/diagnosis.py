@@ -15,7 +15,7 @@ from xa.gtrid import incarnation_name
 from xa.open_string import shown
 from xa.printable import escaped
 from xa.secrets import masked
-from xabridge.operations.survey import Known, State
+from xabridge.operations.survey import DecisionKnowledge, State
 from xabridge.text import age, listed, several
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _node(found: Survey) -> Check:
     replaced."""
     foreign = [
         view for view in found.transactions
-        if view.decision is Known.UNKNOWN and view.ours is not None and view.ours.node == found.node
+        if view.decision is DecisionKnowledge.UNKNOWN and view.ours is not None and view.ours.node == found.node
     ]  # fmt: skip
     if not foreign:
         return Check(Health.OK, "node id", f"no other log of a node {found.node} shows")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from tm.recovery import Action, Report
 from tm.two_phase.return_codes import Verb
 from xa.printable import escaped
-from xabridge.operations.survey import Known, Survey
+from xabridge.operations.survey import DecisionKnowledge, Survey
 from xabridge.text import (
     NARROW,
     ending_command,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tm.recovery import Finding
     from tm.recovery.service import RecoveryService
     from xabridge.operations.progress import Progress
-    from xabridge.operations.site import Place
+    from xabridge.operations.site import OperationsTarget
     from xabridge.operations.survey import TransactionView
 
 _WIDTH: Final = 20
@@ -42,12 +42,12 @@ MOST_KINDS: Final = 20
 _DOING: Final = {Verb.COMMIT_AGAIN: "committed", Verb.ROLLBACK: "rolled back"}
 
 
-def one_pass(place: Place, log: DecisionLog | None, progress: Progress) -> Report:
+def one_pass(place: OperationsTarget, log: DecisionLog | None, progress: Progress) -> Report:
     """One pass with the log in hand."""
     return recovery_of(place, log, progress).run_once(now=True)
 
 
-def recovery_of(place: Place, log: DecisionLog | None, progress: Progress) -> RecoveryService:
+def recovery_of(place: OperationsTarget, log: DecisionLog | None, progress: Progress) -> RecoveryService:
     """The service that makes the pass."""
     return place.recovery(log, _PassProgress(progress))
 
@@ -147,7 +147,7 @@ def _line(name: str, what: str) -> Iterator[str]:
 def expected(found: Survey, most: int | None = None) -> Iterator[str]:
     """The lines of `run --dry-run`: the actions of a pass now, as in `report_lines`."""
     yield from _told_of([(view.name, (what,)) for view in found.transactions if (what := would(view))], most)
-    absent = [view for view in found.transactions if view.decision is Known.COMMIT and _absent(view)]
+    absent = [view for view in found.transactions if view.decision is DecisionKnowledge.COMMIT and _absent(view)]
     for view in absent[:most]:
         yield from _not_configured(view.name, _absent(view), view.name)
     if most is not None and len(absent) > most:
@@ -159,11 +159,11 @@ def expected(found: Survey, most: int | None = None) -> Iterator[str]:
 def would(view: TransactionView) -> str:
     """What a recovery pass would do with a transaction now; the empty string if it can do nothing now."""
     on = listed([escaped(branch.resource) for branch in view.in_doubt])
-    if view.decision is Known.UNKNOWN or view.at_work:
+    if view.decision is DecisionKnowledge.UNKNOWN or view.at_work:
         return f"would be left alone: {view.why}"
     if any(branch.outcome is not None or branch.noted is not None for branch in view.in_doubt):
         return f"was completed on its own on {on}; would be noted, or forgotten if that agrees with the decision"
-    if view.decision is Known.COMMIT:
+    if view.decision is DecisionKnowledge.COMMIT:
         configured = listed([escaped(branch.resource) for branch in view.in_doubt if branch.configured])
         return f"would be committed on {configured}" if configured else ""
     return f"would be rolled back on {on}, unless it is decided before"

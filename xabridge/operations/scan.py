@@ -61,7 +61,7 @@ def origin_of(xid: Xid, known: Sequence[Describe]) -> Origin | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Scanned:
+class ScannedResource:
     """The branches in doubt of one resource manager. `tells`: it reported more than the xids."""
 
     branches: tuple[InDoubtBranch, ...]
@@ -69,7 +69,7 @@ class Scanned:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ScannedSite:
     """A site as it was seen at one moment. `log` is None where there is none (yet), and the error where it can't be
     read; `deciding` are the resources that decide, `deciders` maps the id of each that was reached to its name,
     `decided` that name to its decisions; `unreachable` maps a resource's name to what kept it from being asked;
@@ -81,7 +81,7 @@ class Seen:
     node: str
     configured: tuple[str, ...]
     log: LogImage | LogError | None
-    scanned: Mapping[str, Scanned]
+    scanned: Mapping[str, ScannedResource]
     deciding: tuple[str, ...]
     deciders: Mapping[bytes, str]
     decided: Mapping[str, Mapping[bytes, Decision]]
@@ -121,10 +121,10 @@ class Scanner:
         read_log: Callable[[], LogImage | LogError | None],
         own: bytes = b"",
         floors_in_log: Mapping[bytes, int] | None = None,
-    ) -> Seen:
+    ) -> ScannedSite:
         """What is in doubt. The log is read after the scan. Which transactions are over is read before it, from the log
         too, unless that is known (`floors_in_log`)."""
-        scanned: dict[str, Scanned] = {}
+        scanned: dict[str, ScannedResource] = {}
         decided: dict[str, dict[bytes, Decision]] = {}
         unreachable: dict[str, str] = {}
         asked = list(self._resources.values())
@@ -149,11 +149,11 @@ class Scanner:
                 unreachable[resource.name] = told
             else:
                 decided[resource.name] = told
-                scanned[resource.name] = Scanned((), tells=True)
+                scanned[resource.name] = ScannedResource((), tells=True)
 
         deciders = {self._resources[name].decider.decider_id: name for name in decided}
         deciding = tuple(resource.name for resource in asked if resource.decides)
-        return Seen(
+        return ScannedSite(
             self._node, tuple(self._resources), log, scanned, deciding, deciders, decided, unreachable, installed(),
             at_work, own, floors, worked_at,
         )  # fmt: skip
@@ -194,16 +194,16 @@ def _noted(resource: Resource, node: str, *, now: bool) -> Sequence[NotedIncarna
     return incarnations_in(resource, node)
 
 
-def _scan(resource: Resource, *, now: bool) -> Scanned | XaError:
+def _scan(resource: Resource, *, now: bool) -> ScannedResource | XaError:
     """The branches in doubt there. Runs in a thread of its own. `now`: it is tried whether its back-off has passed or
     not."""
     try:
         resource.reopen(now=now)
         rm = resource.rm
         if isinstance(rm, HoldingsReporting):
-            return Scanned(_all_pages(rm.in_doubt, resource.rmid, lambda branch: branch.xid), tells=True)
+            return ScannedResource(_all_pages(rm.in_doubt, resource.rmid, lambda branch: branch.xid), tells=True)
         xids = _all_pages(rm.recover, resource.rmid, lambda xid: xid)
-        return Scanned(tuple(InDoubtBranch(xid) for xid in xids), tells=False)
+        return ScannedResource(tuple(InDoubtBranch(xid) for xid in xids), tells=False)
     except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
         return resource.as_xa_error(raised, "recover")
 

@@ -1,8 +1,8 @@
 """OperatorService: what operators can do about the transactions in doubt at a place. Each choice is shown before it is
 made, and made only if it is still what was shown.
 
-    choice = await service.choose(Wanted("commit", "orders-1·3fa91c·8231"))
-    said = await service.carry_out(Wanted(…), choice.told, heuristic=False)
+    choice = await service.choose(OperatorRequest("commit", "orders-1·3fa91c·8231"))
+    said = await service.carry_out(OperatorRequest(…), choice.told, heuristic=False)
 
 Everything is done by one thread, one thing after the other: of two operators who want something of one branch, the
 second one is told that it has changed. Looking is shared: however many ask, the resource managers are asked once in a
@@ -23,7 +23,16 @@ from tm.resources import ConfigurationError
 from xa import ThreadOfControl, XaError, entered
 from xa.printable import escaped
 from xabridge.operations import decision_end
-from xabridge.operations.branch_completion import HELD, Act, Changed, Hand, explained, needs_the_log, plan, refusal
+from xabridge.operations.branch_completion import (
+    HELD,
+    Act,
+    BranchCompleter,
+    DecisionChanged,
+    explained,
+    needs_the_log,
+    plan,
+    refusal,
+)
 from xabridge.operations.progress import silent
 from xabridge.operations.recovery_pass import expected, one_pass, report_lines
 from xabridge.operations.survey import NotFound, find, only_on, survey
@@ -33,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xabridge.operations.branch_completion import Plan
-    from xabridge.operations.scan import Seen
-    from xabridge.operations.site import Place
+    from xabridge.operations.scan import ScannedSite
+    from xabridge.operations.site import OperationsTarget
     from xabridge.operations.survey import TransactionView
 
 T = TypeVar("T")
@@ -51,16 +60,16 @@ DOING: Final = frozenset({*(act.value for act in Act), END, RECOVER})
 """What can be wanted."""
 
 
-class NotDone(Exception):
+class ActRefused(Exception):
     """Nothing was done. The text says why."""
 
 
-class NotTold(Exception):
+class AnswerUnavailable(Exception):
     """It can't be told now; of what was to be done, some may be done. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OperatorRequest:
     """One of DOING; of the transaction `name`, its branches `on` these resources only; to end a decision, without the
     resources `gone`."""
 
@@ -82,7 +91,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class OperatorAnswer:
     """A result in words."""
 
     ok: bool
@@ -92,16 +101,16 @@ class Said:
 class OperatorService:
     """The operations at `place`; its methods are called on one event loop."""
 
-    def __init__(self, place: Place, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, place: OperationsTarget, clock: Callable[[], float] = time.monotonic) -> None:
         self.place = place
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="xabridge-operations")
-        self._seen: tuple[float, Seen] | None = None
-        self._looking: asyncio.Future[Seen] | None = None
+        self._seen: tuple[float, ScannedSite] | None = None
+        self._looking: asyncio.Future[ScannedSite] | None = None
 
-    async def look(self) -> Seen:
-        """What is in doubt, as of a few seconds ago at most, unless the resource managers are slower. NotTold: they
-        have not answered yet, or can't be asked."""
+    async def look(self) -> ScannedSite:
+        """What is in doubt, as of a few seconds ago at most, unless the resource managers are slower.
+        AnswerUnavailable: they have not answered yet, or can't be asked."""
         if self._seen is not None and self._clock() - self._seen[0] < KEPT_S:
             return self._seen[1]
         if self._looking is None:
@@ -112,18 +121,20 @@ class OperatorService:
             try:
                 return done.pop().result()
             except (ConfigurationError, LogError, XaError) as error:
-                raise NotTold(str(error)) from None
+                raise AnswerUnavailable(str(error)) from None
         if self._seen is not None:
             return self._seen[1]
-        raise NotTold("the resource managers have not answered yet")
+        raise AnswerUnavailable("the resource managers have not answered yet")
 
-    async def choose(self, wanted: Wanted) -> Choice:
-        """What it would do now. NotDone: there is nothing to do it with."""
+    async def choose(self, wanted: OperatorRequest) -> Choice:
+        """What it would do now. ActRefused: there is nothing to do it with."""
         return await self._in_thread(lambda: self._choice(wanted, heuristic=False)[0])
 
-    async def carry_out(self, wanted: Wanted, told: tuple[str, ...], *, heuristic: bool) -> tuple[Said, ...]:
+    async def carry_out(
+        self, wanted: OperatorRequest, told: tuple[str, ...], *, heuristic: bool
+    ) -> tuple[OperatorAnswer, ...]:
         """Does what was shown as `told`. Of a pass, what it finds may be something else by now; it does what recovery
-        does in any case. NotDone; NotTold."""
+        does in any case. ActRefused; AnswerUnavailable."""
         return await self._in_thread(lambda: self._carried_out(wanted, told, heuristic=heuristic))
 
     def close(self) -> None:
@@ -133,7 +144,7 @@ class OperatorService:
         self._thread.shutdown(wait=False)
 
     # -- on the loop
-    def _looked(self, looking: asyncio.Future[Seen]) -> None:
+    def _looked(self, looking: asyncio.Future[ScannedSite]) -> None:
         self._looking = None
         if not looking.cancelled() and looking.exception() is None:
             self._seen = (self._clock(), looking.result())
@@ -146,20 +157,20 @@ class OperatorService:
         try:
             return asyncio.get_running_loop().run_in_executor(self._thread, worked)
         except RuntimeError:  # it is closed
-            raise NotDone("nothing was done: this process is ending") from None
+            raise ActRefused("nothing was done: this process is ending") from None
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         def worked() -> T:
             try:
                 return work()
             except LogLocked as error:
-                raise NotDone(f"nothing was done: {error}. {HELD}") from None
-            except (Changed, NotFound, ConfigurationError) as error:
-                raise NotDone(f"nothing was done: {error}") from None
+                raise ActRefused(f"nothing was done: {error}. {HELD}") from None
+            except (DecisionChanged, NotFound, ConfigurationError) as error:
+                raise ActRefused(f"nothing was done: {error}") from None
             except LogError as error:
-                raise NotTold(str(error)) from None
+                raise AnswerUnavailable(str(error)) from None
             except XaError as error:
-                raise NotTold(f"nothing was done: {error.message}") from None
+                raise AnswerUnavailable(f"nothing was done: {error.message}") from None
 
         self._seen = None
         try:
@@ -168,7 +179,7 @@ class OperatorService:
             self._seen = None
 
     # -- in the thread
-    def _choice(self, wanted: Wanted, *, heuristic: bool) -> tuple[Choice, Plan | decision_end.Ending | None]:
+    def _choice(self, wanted: OperatorRequest, *, heuristic: bool) -> tuple[Choice, Plan | decision_end.Ending | None]:
         seen = self.place.look()
         found = survey(seen)
         if wanted.doing == RECOVER:
@@ -184,32 +195,34 @@ class OperatorService:
         needs = planned.needs_heuristic and not planned.refused
         return Choice(tuple(explained(planned)), refused, needs, view), planned
 
-    def _carried_out(self, wanted: Wanted, told: tuple[str, ...], *, heuristic: bool) -> tuple[Said, ...]:
+    def _carried_out(
+        self, wanted: OperatorRequest, told: tuple[str, ...], *, heuristic: bool
+    ) -> tuple[OperatorAnswer, ...]:
         if wanted.doing == RECOVER:
             return tuple(self._passed())
         choice, planned = self._choice(wanted, heuristic=heuristic)
         if choice.told != told:
-            raise NotDone("nothing was done: what it would do has changed since it was shown. Look again")
+            raise ActRefused("nothing was done: what it would do has changed since it was shown. Look again")
         if choice.refused is not None:
-            raise NotDone(f"nothing was done: {choice.refused}")
+            raise ActRefused(f"nothing was done: {choice.refused}")
         if isinstance(planned, decision_end.Ending):
             result = decision_end.carry_out(self.place, planned, silent())
-            lines = tuple(Said(True, line) for line in decision_end.result_lines(planned, result, TOLD))
-            return lines if result.trouble is None else (*lines, Said(False, escaped(result.trouble)))
+            lines = tuple(OperatorAnswer(True, line) for line in decision_end.result_lines(planned, result, TOLD))
+            return lines if result.trouble is None else (*lines, OperatorAnswer(False, escaped(result.trouble)))
 
         assert planned is not None  # noqa: S101 — there is none for a pass only
         hold = self.place.has_the_log or needs_the_log(planned)
         with self.place.holding_the_log() if hold else nullcontext() as log:
-            done = Hand(self.place, log).carry_out(planned)
-        return tuple(Said(one.ok, one.line) for one in done)
+            done = BranchCompleter(self.place, log).carry_out(planned)
+        return tuple(OperatorAnswer(one.ok, one.line) for one in done)
 
-    def _passed(self) -> list[Said]:
+    def _passed(self) -> list[OperatorAnswer]:
         with self.place.holding_the_log() as log:
             report = one_pass(self.place, log, silent())
-        away = [Said(False, line) for line in unreachable_lines(report.unreachable)]
-        return [*(Said(True, line) for line in report_lines(report, TOLD)), *away]
+        away = [OperatorAnswer(False, line) for line in unreachable_lines(report.unreachable)]
+        return [*(OperatorAnswer(True, line) for line in report_lines(report, TOLD)), *away]
 
 
-def said_of(told: Any) -> tuple[Said, ...]:
+def said_of(told: Any) -> tuple[OperatorAnswer, ...]:
     """The results again, where they are read."""
-    return tuple(Said(ok is True, str(text)) for ok, text in told)
+    return tuple(OperatorAnswer(ok is True, str(text)) for ok, text in told)

@@ -1,4 +1,4 @@
-"""Place: where an operator looks and acts.
+"""OperationsTarget: where an operator looks and acts.
 
 - `Site` is what a configuration names, opened by a command beside the transaction manager that may be at work. Looking
   holds no lock (`xabridge.operations.scan`).
@@ -22,8 +22,8 @@ from tm.recovery.service import RecoveryService
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.resources.blocking_ports import BlockingPorts
 from xa import ThreadOfControl, entered
-from xa.resource_manager import NoWork
-from xabridge.operations.scan import Scanned, Scanner, Seen
+from xa.resource_manager import RefusingRegistrar
+from xabridge.operations.scan import ScannedResource, ScannedSite, Scanner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Place(Protocol):
+class OperationsTarget(Protocol):
     """Where an operator looks and acts: a Site, or a RunningNode."""
 
     @property
@@ -58,7 +58,7 @@ class Place(Protocol):
         """Whether the log is open here all the time, so that nothing is done without it."""
         ...
 
-    def look(self) -> Seen:
+    def look(self) -> ScannedSite:
         """Reads the branches in doubt and the decisions."""
         ...
 
@@ -86,7 +86,7 @@ class Site:
     def __init__(self, configuration: Configuration, progress: Progress) -> None:
         self.configuration = configuration
         self._progress = progress
-        registrar = NoWork()
+        registrar = RefusingRegistrar()
         self.resources: dict[str, Resource] = {}
         for rmid, (name, config) in enumerate(configuration.resources.items(), start=1):
             wanted = ResourceConfig(config) if isinstance(config, str) else config
@@ -119,7 +119,7 @@ class Site:
         """It is opened for what needs it."""
         return False
 
-    def look(self) -> Seen:
+    def look(self) -> ScannedSite:
         """Reads the branches in doubt and the decisions."""
         return self._scanner.look(self.read_log)
 
@@ -174,7 +174,7 @@ def _checked(check: Callable[[str, str], T], url: str, node: str) -> T:
 
 
 class RunningNode:
-    """The `Place` of `manager`."""
+    """The `OperationsTarget` of `manager`."""
 
     def __init__(self, manager: Manager, progress: Progress) -> None:
         self._manager = manager
@@ -192,7 +192,7 @@ class RunningNode:
     def has_the_log(self) -> bool:
         return True
 
-    def look(self) -> Seen:
+    def look(self) -> ScannedSite:
         live: set[bytes] = set()
 
         def read_log() -> LogImage | LogError | None:
@@ -209,7 +209,9 @@ class RunningNode:
             seen,
             log=log,
             scanned={
-                name: Scanned(tuple(one for one in scanned.branches if one.xid.gtrid not in live), scanned.tells)
+                name: ScannedResource(
+                    tuple(one for one in scanned.branches if one.xid.gtrid not in live), scanned.tells
+                )
                 for name, scanned in seen.scanned.items()
             },
             decided={

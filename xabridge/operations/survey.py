@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tm.log import Decision
     from xa.holdings import Holding, InDoubtBranch
-    from xabridge.operations.scan import Origin, Seen
+    from xabridge.operations.scan import Origin, ScannedSite
 
 
 class State(Enum):
@@ -50,7 +50,7 @@ _UNDECIDED: Final = frozenset({State.PREPARED, State.IN_DOUBT})
 """A branch of these that is not noted shows that its decision has not ended."""
 
 
-class Known(Enum):
+class DecisionKnowledge(Enum):
     """The knowledge about a decision."""
 
     COMMIT = "commit"
@@ -95,7 +95,7 @@ class TransactionView:
 
     format_id: int
     gtrid: bytes
-    decision: Known
+    decision: DecisionKnowledge
     why: str
     branches: tuple[BranchView, ...]
     in_log: bool = False
@@ -175,13 +175,13 @@ class Filter:
         )
 
 
-def survey(seen: Seen) -> Survey:
+def survey(seen: ScannedSite) -> Survey:
     """The survey of what was seen."""
     return _Surveyor(seen).survey()
 
 
 class _Surveyor:
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: ScannedSite) -> None:
         self._seen = seen
         self._image = None if isinstance(seen.log, LogError) else seen.log
         image = self._image
@@ -285,7 +285,7 @@ class _Surveyor:
         rows = tuple(sorted(branches, key=lambda branch: branch.resource))
         if ours is None:
             why = f"another transaction manager's (format id {format_id}): its log is not here"
-            return TransactionView(format_id, gtrid, Known.UNKNOWN, why, rows)
+            return TransactionView(format_id, gtrid, DecisionKnowledge.UNKNOWN, why, rows)
 
         decided_there = any(gtrid in decided for decided in self._seen.decided.values())
         whose = self._ownership.whose(gtrid, self._seen.at_work, decided=gtrid in self._logged or decided_there)
@@ -293,11 +293,11 @@ class _Surveyor:
         at_work = whose.claim is Claim.AT_WORK
         if not whose.is_ours and origin is not None:
             why = f"{origin.transaction}: its own log decides (log {ours.log_id.hex()})"
-            return TransactionView(format_id, gtrid, Known.UNKNOWN, why, rows)
+            return TransactionView(format_id, gtrid, DecisionKnowledge.UNKNOWN, why, rows)
         if whose.claim is Claim.FINISHED:
-            return TransactionView(format_id, gtrid, Known.UNKNOWN, whose.why, rows, finished_before=True)
+            return TransactionView(format_id, gtrid, DecisionKnowledge.UNKNOWN, whose.why, rows, finished_before=True)
         if not whose.is_ours and not at_work:
-            return TransactionView(format_id, gtrid, Known.UNKNOWN, self._explained(ours, whose.why), rows)
+            return TransactionView(format_id, gtrid, DecisionKnowledge.UNKNOWN, self._explained(ours, whose.why), rows)
 
         in_log = self._image is not None and ours.log_id == self._image.log_id
         decider = None if in_log else self._ownership.deciders[ours.log_id]
@@ -306,15 +306,15 @@ class _Surveyor:
         if gtrid in decided:
             who = "another process of this node" if at_work else "recovery"
             why = f"{where} has it; {who} commits the remaining branches"
-            return TransactionView(format_id, gtrid, Known.COMMIT, why, rows, in_log, decider, at_work)
+            return TransactionView(format_id, gtrid, DecisionKnowledge.COMMIT, why, rows, in_log, decider, at_work)
         if at_work:
             why = f"{where} has none yet: {whose.why}"
-            return TransactionView(format_id, gtrid, Known.NONE, why, rows, in_log, decider, at_work)
+            return TransactionView(format_id, gtrid, DecisionKnowledge.NONE, why, rows, in_log, decider, at_work)
         if not any(branch.state in _UNDECIDED and branch.noted is None for branch in rows):
             why = f"{where} has none any more: {_what_was_decided(rows)}"
-            return TransactionView(format_id, gtrid, Known.ENDED, why, rows, in_log, decider)
+            return TransactionView(format_id, gtrid, DecisionKnowledge.ENDED, why, rows, in_log, decider)
         why = f"{where} has none: under way, or rolled back by the next recovery"
-        return TransactionView(format_id, gtrid, Known.NONE, why, rows, in_log, decider)
+        return TransactionView(format_id, gtrid, DecisionKnowledge.NONE, why, rows, in_log, decider)
 
     def _explained(self, ours: Gtrid, why_not: str) -> str:
         if ours.node != self._seen.node:
@@ -351,7 +351,12 @@ def _with_lone_ones(transactions: Iterable[TransactionView]) -> list[Transaction
 
 def _marked(view: TransactionView, usual: Mapping[tuple[str, bytes], Counter[int]]) -> TransactionView:
     ours = view.ours
-    if view.decision is not Known.UNKNOWN or ours is None or view.origin is not None or len(view.branches) > 1:
+    if (
+        view.decision is not DecisionKnowledge.UNKNOWN
+        or ours is None
+        or view.origin is not None
+        or len(view.branches) > 1
+    ):
         return view
     counts = usual.get((ours.node, ours.log_id))
     if counts is None:
@@ -386,7 +391,7 @@ def advice(view: TransactionView) -> str:
         return f"bring back {where}; recovery does the rest"
     if view.finished_before:
         return f"look what became of it on the other resources, then xabridge recover commit or rollback {view.name}"
-    if view.decision is not Known.UNKNOWN:
+    if view.decision is not DecisionKnowledge.UNKNOWN:
         return "xabridge recover run, unless the transaction manager of this node runs: it recovers by itself"
     if view.ours is None:
         return "ask the transaction manager that made it"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from xa import Code, Xid
 from xa.holdings import Holding, Relation
 from xabridge.operations.scan import Origin
-from xabridge.operations.survey import BranchView, Known, State, Survey, TransactionView
+from xabridge.operations.survey import BranchView, DecisionKnowledge, State, Survey, TransactionView
 from xabridge.text import transaction_name
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def decode_transaction(value: dict[str, Any]) -> TransactionView:
     return TransactionView(
         format_id,
         gtrid,
-        Known(value["decision"]),
+        DecisionKnowledge(value["decision"]),
         str(value["why"]),
         branches,
         value["in_log"] is True,

@@ -10,23 +10,23 @@ from xabridge.outbox.inbox import Inbox
 from xabridge.outbox.outbox import Outbox, OutboxFull
 from xabridge.outbox.publisher import BrokerAway, Outgoing, Publisher, Refusal, Sent
 from xabridge.outbox.relay import Relay, RelaySettings
-from xabridge.outbox.store import Carried, Figures, Kept, OutboxStore
+from xabridge.outbox.store import Figures, OutboxRow, OutboxStore, RelayTurn
 from xabridge.outbox.tables import Tables, TablesError
 
 __all__ = [
     "BrokerAway",
-    "Carried",
     "Figures",
     "Inbox",
-    "Kept",
     "Outbox",
     "OutboxFull",
+    "OutboxRow",
     "OutboxStore",
     "Outgoing",
     "Publisher",
     "Refusal",
     "Relay",
     "RelaySettings",
+    "RelayTurn",
     "Sent",
     "Tables",
     "TablesError",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
-    from xabridge.outbox.store import Carried, Figures, OutboxStore
+    from xabridge.outbox.store import Figures, OutboxStore, RelayTurn
 
 SENT: Final = Metric(
     "xabridge.outbox.sent", "counter", "{message}", (), "Messages that the broker has confirmed to this relay."
@@ -61,7 +61,7 @@ class OutboxMetrics:
         WAITING.observed(meter, self._waiting)
         OLDEST.observed(meter, self._oldest)
 
-    def carried(self, carried: Carried) -> None:
+    def carried(self, carried: RelayTurn) -> None:
         """One turn of the relay."""
         if carried.sent:
             self._sent(carried.sent)

@@ -76,7 +76,7 @@ class Unsendable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RabbitDestination:
     """Where a message is published to."""
 
     exchange: str
@@ -292,7 +292,7 @@ class _Ready:
     """A message that can be published."""
 
     number: int
-    place: Place
+    place: RabbitDestination
     message: Any
 
 
@@ -328,7 +328,10 @@ class _Wave:
         told = f"no queue takes it: exchange {exchange!r}, routing key {routing_key!r} ({_said(why)})"
         message_id = message.properties.get("message_id")
         for one in self._open.values():
-            if one.place == Place(exchange, routing_key) and one.message.properties.get("message_id") == message_id:
+            if (
+                one.place == RabbitDestination(exchange, routing_key)
+                and one.message.properties.get("message_id") == message_id
+            ):
                 self._refused[one.number] = Refusal(told)
 
     def _taken(self, tag: int, *, multiple: bool) -> list[_Ready]:
@@ -342,23 +345,23 @@ class _Wave:
         sent.refused.update({number: why for number, why in self._refused.items() if number not in open_numbers})
 
 
-def place(destination: str) -> Place:
+def place(destination: str) -> RabbitDestination:
     """Where a destination is."""
     if not destination.startswith("/"):
-        return _checked(Place("", destination))
+        return _checked(RabbitDestination("", destination))
     kind, *parts = destination[1:].split("/")
     names = [unquote(part) for part in parts]
     if kind == "queues" and len(names) == 1 and names[0]:
-        return _checked(Place("", names[0]))
+        return _checked(RabbitDestination("", names[0]))
     if kind == "exchanges" and len(names) in (1, 2) and names[0]:
-        return _checked(Place(names[0], names[1] if len(names) == 2 else ""))
+        return _checked(RabbitDestination(names[0], names[1] if len(names) == 2 else ""))
     raise Unsendable(
         f"{destination!r} is no destination on RabbitMQ: /queues/NAME, /exchanges/EXCHANGE/KEY, or a queue's name; a "
         "slash in a name is %2F"
     )
 
 
-def _checked(found: Place) -> Place:
+def _checked(found: RabbitDestination) -> RabbitDestination:
     for name in (found.exchange, found.routing_key):
         if len(name.encode()) > MAX_SHORT:
             raise Unsendable(f"{name[:20]!r}… is longer than the {MAX_SHORT} octets that AMQP 0-9-1 has for a name")

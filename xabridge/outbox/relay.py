@@ -35,14 +35,14 @@ from rm_amqp.message import Message
 from xa.configuration import check, seconds, setting, whole
 from xa.secrets import masked
 from xabridge.outbox.publisher import BrokerAway, Outgoing, Refusal, Sent
-from xabridge.outbox.store import Carried, OutboxStore
+from xabridge.outbox.store import OutboxStore, RelayTurn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from xabridge.outbox.metrics import OutboxMetrics
     from xabridge.outbox.publisher import Publisher
-    from xabridge.outbox.store import Taken
+    from xabridge.outbox.store import ClaimedRow
 
 
 logger = logging.getLogger("xabridge.outbox")
@@ -108,7 +108,7 @@ class Relay:
         finally:
             self.close()
 
-    def run_once(self) -> Carried:
+    def run_once(self) -> RelayTurn:
         """Sends until nothing is due any more; what was done. BrokerAway, TablesError, SQLAlchemy's errors: something
         is left."""
         sent = refused = set_aside = 0
@@ -120,7 +120,7 @@ class Relay:
             if carried.away is not None:
                 raise BrokerAway(carried.away)
             if not carried.sent and not carried.refused:
-                return Carried(sent, refused, set_aside, lag_s)
+                return RelayTurn(sent, refused, set_aside, lag_s)
 
     def close(self) -> None:
         """Closes the connections; the next call makes others."""
@@ -180,7 +180,7 @@ class Relay:
         self._backoff_s = min(max(2 * self._backoff_s, BACKOFF_FIRST_S), BACKOFF_LAST_S)
         return self._backoff_s
 
-    def _carry(self) -> Carried:
+    def _carry(self) -> RelayTurn:
         if not self._is_open:
             self.store.open()
             self._is_open = True
@@ -204,7 +204,7 @@ class Relay:
             )
         return carried
 
-    def _send(self, taken: Sequence[Taken]) -> Sent:
+    def _send(self, taken: Sequence[ClaimedRow]) -> Sent:
         """Sends rows in waves. A wave has what has no key, and the first message of each key whose predecessors are all
         confirmed; so it is known of a message that it arrived before the next one of its key is sent. A message that
         was refused before is sent alone, so that what the broker does because of it happens to no other message."""
@@ -221,7 +221,7 @@ class Relay:
             left = [row for row in left if row.order_key not in stuck]
         return sent
 
-    def _send_together(self, rows: Sequence[Taken], sent: Sent, deadline: float) -> None:
+    def _send_together(self, rows: Sequence[ClaimedRow], sent: Sent, deadline: float) -> None:
         outgoing = []
         for row in rows:
             try:
@@ -235,10 +235,10 @@ class Relay:
             sent.away = came.away
 
 
-def _wave(rows: Sequence[Taken]) -> tuple[list[Taken], list[Taken]]:
+def _wave(rows: Sequence[ClaimedRow]) -> tuple[list[ClaimedRow], list[ClaimedRow]]:
     """The rows that can be sent now, and those that have to wait for one of these."""
-    wave: list[Taken] = []
-    later: list[Taken] = []
+    wave: list[ClaimedRow] = []
+    later: list[ClaimedRow] = []
     keys: set[str] = set()
     for row in rows:
         if row.order_key is None:

@@ -58,7 +58,7 @@ _SKIPS: Final = frozenset({"postgresql", "oracle", "mssql"})
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ClaimedRow:
     """A row that a relay has taken."""
 
     id: int
@@ -71,7 +71,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class OutboxRow:
     """A row as an operator sees it."""
 
     id: int
@@ -96,7 +96,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class RelayTurn:
     """What a relay has done in one turn."""
 
     sent: int = 0
@@ -140,13 +140,13 @@ class OutboxStore:
 
     def carry(
         self,
-        send: Callable[[Sequence[Taken]], Sent],
+        send: Callable[[Sequence[ClaimedRow]], Sent],
         *,
         batch: int,
         max_attempts: int,
         holder: str,
         lease_s: float,
-    ) -> Carried:
+    ) -> RelayTurn:
         """One turn of a relay: takes rows, has them sent, deletes what was confirmed, and notes what was refused.
         `holder` and `lease_s` are for databases in which lanes are leased."""
         now = self._clock()
@@ -154,12 +154,12 @@ class OutboxStore:
             with self._transaction() as connection:
                 lanes = self._lock(connection, now)
                 taken = self._take(connection, lanes, now, batch) if lanes else []
-                return self._note(connection, taken, send(taken), max_attempts) if taken else Carried()
+                return self._note(connection, taken, send(taken), max_attempts) if taken else RelayTurn()
         with self._transaction() as connection:
             lanes = self._lease(connection, now, holder, lease_s)
             taken = self._take(connection, lanes, now, batch) if lanes else []
 
-        carried = Carried()
+        carried = RelayTurn()
         try:
             if taken:
                 sent = send(taken)
@@ -242,7 +242,7 @@ class OutboxStore:
             or_(outbox.c.order_key.is_(None), outbox.c.order_key.not_in(keys_held)),
         )
 
-    def _take(self, connection: Connection, lanes: Sequence[int], now: float, batch: int) -> list[Taken]:
+    def _take(self, connection: Connection, lanes: Sequence[int], now: float, batch: int) -> list[ClaimedRow]:
         """The first rows of these lanes, at most `batch`, and as many as MAX_BATCH_OCTETS holds."""
         outbox = self.tables.outbox
         due = select(outbox.c.id, outbox.c.octets).where(outbox.c.lane.in_(lanes), self._is_due(now))
@@ -264,9 +264,9 @@ class OutboxStore:
                 columns.created, columns.attempts,
             ).where(columns.id.in_(numbers)).order_by(columns.id)
         )  # fmt: skip
-        return [Taken(*row[:4], bytes(row[4]), *row[5:]) for row in rows]
+        return [ClaimedRow(*row[:4], bytes(row[4]), *row[5:]) for row in rows]
 
-    def _note(self, connection: Connection, taken: Sequence[Taken], sent: Sent, max_attempts: int) -> Carried:
+    def _note(self, connection: Connection, taken: Sequence[ClaimedRow], sent: Sent, max_attempts: int) -> RelayTurn:
         """Deletes the rows of confirmed messages, and notes what was refused."""
         outbox = self.tables.outbox
         numbers = [row.id for row in taken if row.id in sent.confirmed]
@@ -293,7 +293,7 @@ class OutboxStore:
                 )
             )
         lag_s = max((now - row.created for row in taken if row.id in sent.confirmed), default=0.0)
-        return Carried(len(numbers), len(sent.refused), set_aside, max(lag_s, 0.0), sent.away)
+        return RelayTurn(len(numbers), len(sent.refused), set_aside, max(lag_s, 0.0), sent.away)
 
     # --- operators ------------------------------------------------------------------------------------------------
 
@@ -307,22 +307,22 @@ class OutboxStore:
         refused, _ = found.get(REFUSED, (0, None))
         return Figures(waiting, refused, max(self._clock() - oldest, 0.0) if oldest is not None else 0.0)
 
-    def rows(self, *, state: str | None = None, limit: int = 100) -> list[Kept]:
+    def rows(self, *, state: str | None = None, limit: int = 100) -> list[OutboxRow]:
         """The first rows, in their order, of one state or of both."""
         outbox = self.tables.outbox
         wanted = self._kept().order_by(outbox.c.id).limit(limit)
         if state is not None:
             wanted = wanted.where(outbox.c.state == state)
         with self._transaction() as connection:
-            return [Kept(*row) for row in connection.execute(wanted)]
+            return [OutboxRow(*row) for row in connection.execute(wanted)]
 
-    def row(self, number: int) -> tuple[Kept, bytes] | None:
+    def row(self, number: int) -> tuple[OutboxRow, bytes] | None:
         """One row, and its message's octets; None: there is none."""
         outbox = self.tables.outbox
         with self._transaction() as connection:
             found = connection.execute(self._kept().where(outbox.c.id == number)).one_or_none()
             octets = connection.execute(select(outbox.c.message).where(outbox.c.id == number)).scalar()
-        return None if found is None or octets is None else (Kept(*found), bytes(octets))
+        return None if found is None or octets is None else (OutboxRow(*found), bytes(octets))
 
     def refused_ids(self) -> list[int]:
         """The ids of all rows that were refused for good."""

@@ -1,9 +1,8 @@
 """A JSON text as Python values: the same way for the bodies of a source and for those that a schema is inferred from.
 
 What is JSON and can be read is read, whatever its size: whether a number fits is the matter of its column. Numbers are
-`int`, if they are whole and have few digits, or `Decimal`. A `FarNumber` has an exponent of so many digits that Python
-has no number of it. Of a name that comes twice in an object the last value counts.
-"""
+`int`, if they are whole and have few digits, or `Decimal`. An `OutOfRangeNumber` has an exponent of so many digits that
+Python has no number of it. Of a name that comes twice in an object the last value counts."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ FEW: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class FarNumber:
+class OutOfRangeNumber:
     """A number that is larger, or nearer to zero, than any that Python has."""
 
     text: str
@@ -38,11 +37,11 @@ def _whole(text: str) -> int | Decimal:
     return int(text) if len(text) <= FEW else Decimal(text)
 
 
-def _number(text: str) -> Decimal | FarNumber:
+def _number(text: str) -> Decimal | OutOfRangeNumber:
     try:
         return Decimal(text)
     except InvalidOperation:
-        return FarNumber(text)
+        return OutOfRangeNumber(text)
 
 
 def _no_number(text: str) -> Any:

@@ -43,7 +43,7 @@ class MovedClock:
         return time.time_ns() // 1_000_000 + int(self.moved_s * 1000)
 
 
-class Later(NamedTuple):
+class DelayedMessage(NamedTuple):
     """A message whose time has not come."""
 
     in_s: float
@@ -130,16 +130,17 @@ class TestBroker:
         found = self.broker.container.resource.queues.get(queue)
         return 0 if found is None else self.inside(lambda: found.available)
 
-    def later(self, queue: str) -> list[Later]:
+    def later(self, queue: str) -> list[DelayedMessage]:
         """The messages of a queue whose time has not come, the next one first."""
         found = self.broker.container.resource.queues.get(queue)
 
-        def look() -> list[Later]:
+        def look() -> list[DelayedMessage]:
             now_ms = self.clock.wall_ms()
             delayed = [entry for entry in found or () if entry.state is State.DELAYED]
             delayed.sort(key=lambda entry: (entry.due_ms, entry.position))
             return [
-                Later((entry.due_ms - now_ms) / 1000, entry.count, self._payload(entry.number)) for entry in delayed
+                DelayedMessage((entry.due_ms - now_ms) / 1000, entry.count, self._payload(entry.number))
+                for entry in delayed
             ]
 
         return [] if found is None else self.inside(look)

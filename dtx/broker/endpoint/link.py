@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dtx.amqp.values import Value
     from dtx.broker.container import Container, DynamicNodes
     from dtx.broker.endpoint.output_room import OutputRoom
-    from dtx.broker.queues.entry import Browser, Continuing, Entry
+    from dtx.broker.queues.entry import Browser, Entry, ResumableWork
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import TransactionalContext, WorkContext
     from dtx.broker.transactions.demarcation import DtxDemarcation
@@ -118,7 +118,7 @@ class Link:
         """The user that pays for the time that it takes."""
         return self.connection.identity.name
 
-    def continue_later(self, one: Continuing) -> None:
+    def continue_later(self, one: ResumableWork) -> None:
         """Has `one` go on in another turn, at the cost of that user."""
         self.container.continue_later(one, self.user)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dtx.broker.queues.entry import Entry
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.transactions.contexts import WorkContext
-    from dtx.broker.transactions.transactional_work import Retirement
+    from dtx.broker.transactions.transactional_work import HeldMessage
     from dtx.protocol.conditions import Refusal
 
 
@@ -52,7 +52,7 @@ class OutgoingDelivery:
         self.custody = FREE
         self.context: WorkContext | None = None
         """The transaction that has it."""
-        self.retirement: Retirement | None = None
+        self.retirement: HeldMessage | None = None
         """What that transaction has of it."""
         self.ended: bytes | None = None
         """The txn-id of a transaction that it belonged to, and that was rolled back."""
@@ -71,7 +71,7 @@ class OutgoingDelivery:
             self.loaded = 0
 
     # -- custody
-    def hold(self, context: WorkContext, retirement: Retirement) -> None:
+    def hold(self, context: WorkContext, retirement: HeldMessage) -> None:
         self.custody = HOLD[self.custody]
         self.context, self.retirement = context, retirement
 

@@ -9,7 +9,7 @@ from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.values import Uint, Ulong
 from dtx.broker.management.request import time_of
-from dtx.broker.management.transfers import Transfer, Unmoved, result
+from dtx.broker.management.transfers import Transfer, TransferRefused, result
 from dtx.broker.queues.entry import Entry, write_post
 from dtx.broker.queues.payloads import split_format
 from dtx.broker.transactional_resource import fits_one_piece, not_stored
@@ -163,8 +163,8 @@ def retry(request: ManagementRequest, answer: Answer) -> None:
         if found is not None or fallback is not None:
             return found or fallback
         if origin is None:
-            raise Unmoved("it is not known where it came from: say where to with --to (field `to`)")
-        raise Unmoved("the queue that it came from is gone: name another one with --to (field `to`)")
+            raise TransferRefused("it is not known where it came from: say where to with --to (field `to`)")
+        raise TransferRefused("the queue that it came from is gone: name another one with --to (field `to`)")
 
     _transfer(request, answer, queue, target, _about(request, queue), anew=True)
 

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 STEP: Final = 500
 
 
-class Unmoved(Exception):
+class TransferRefused(Exception):
     """A message stays where it is; the text says why."""
 
 
 class Transfer:
-    """One transfer. `target` says where a message goes, None: nowhere; it raises Unmoved for one that stays. `anew`: it
-    counts as never delivered. `asked_for` is how many were named by their ids, if they were. `answer` is called with
-    how many went, and why others did not."""
+    """One transfer. `target` says where a message goes, None: nowhere; it raises TransferRefused for one that stays.
+    `anew`: it counts as never delivered. `asked_for` is how many were named by their ids, if they were. `answer` is
+    called with how many went, and why others did not."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Transfer:
                 continue  # somebody took it meanwhile
             try:
                 effects.append(self._plan(entry, batch))
-            except Unmoved as why:
+            except TransferRefused as why:
                 self._unmoved[str(why)] = self._unmoved.get(str(why), 0) + 1
 
         if not effects:
@@ -92,7 +92,7 @@ class Transfer:
 
     def _plan(self, entry: Entry, batch: Batch) -> Effect:
         if entry.state is not State.AVAILABLE and entry.state is not State.DELAYED:
-            raise Unmoved("held by a consumer or a transaction")
+            raise TransferRefused("held by a consumer or a transaction")
         queue, target = self._queue, self._target(entry)
         if target is None:
             queue.hold(entry)
@@ -100,9 +100,9 @@ class Transfer:
             position = count = 0
         else:
             if target.deleted or target.closing:
-                raise Unmoved(f"{target.name} is gone")
+                raise TransferRefused(f"{target.name} is gone")
             if target.refusal(entry.size):
-                raise Unmoved(f"{target.name} is full")
+                raise TransferRefused(f"{target.name} is full")
             queue.hold(entry)
             target.expect(entry)
             position, count = target.next_position(), 0 if self._anew else entry.count

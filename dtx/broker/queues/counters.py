@@ -30,7 +30,7 @@ class Meter:
         return (came - came_then) / (now - then), (went - went_then) / (now - then)
 
 
-class Memory:
+class UnstoredMemory:
     """Octets of messages that are in memory only: their queue is not stored, they came in part, or their transactions
     are open. `limit` bounds them."""
 
@@ -44,7 +44,7 @@ class Memory:
 class Counters:
     """Those of one queue; of one that lives in memory, `memory` counts the octets as well."""
 
-    def __init__(self, memory: Memory | None) -> None:
+    def __init__(self, memory: UnstoredMemory | None) -> None:
         self.memory = memory
         self.pending = 0
         self.pending_octets = 0

@@ -100,7 +100,7 @@ class Consumer(Protocol):
         ...
 
 
-class Continuing(Protocol):
+class ResumableWork(Protocol):
     """Something that takes more than one turn."""
 
     def go_on(self) -> None:
@@ -116,7 +116,7 @@ class Browser(Protocol):
         """Whose it is, who pays for its time."""
         ...
 
-    def continue_later(self, one: Continuing) -> None:
+    def continue_later(self, one: ResumableWork) -> None:
         """Has `one` go on in another turn, at the cost of that user."""
         ...
 

@@ -12,7 +12,7 @@ from collections import deque
 from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Final, Protocol
 
-from dtx.broker.queues.counters import Counters, Memory
+from dtx.broker.queues.counters import Counters, UnstoredMemory
 from dtx.broker.queues.entry import ORIGIN, Effect, Entry, Origin, State
 from dtx.broker.queues.message_times import Expirations
 from dtx.broker.queues.order import Order
@@ -89,7 +89,7 @@ class Queue:
         owner: QueueOwner,
         *,
         lasting: bool,
-        memory: Memory | None = None,
+        memory: UnstoredMemory | None = None,
     ) -> None:
         self.number = number
         self.name = name

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from dtx.amqp.conditions import Condition
 from dtx.broker.queues.outcomes import TAKEN, TAKEN_OCTETS, Outcome, transactional_state
 from dtx.broker.transactions.state_tables import LOCAL, Local, LocalVerb
-from dtx.broker.transactions.transactional_work import Held, Retirement, TransactionalWork, WorkFullError
+from dtx.broker.transactions.transactional_work import HeldMessage, LiveDelivery, TransactionalWork, WorkFullError
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.store.contract import Batch
 from xa import Code
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from dtx.store.contract import NotStored
 
 
-class Delivery(Held, Protocol):
+class Delivery(LiveDelivery, Protocol):
     """A message at a consumer, as a context sees it. `retirement` is what the transaction has of it that has acquired
     or retires it."""
 
     entry: Entry
-    retirement: Retirement | None
+    retirement: HeldMessage | None
     default: Outcome
 
-    def hold(self, context: WorkContext, retirement: Retirement) -> None:
+    def hold(self, context: WorkContext, retirement: HeldMessage) -> None:
         """This transaction has acquired it, or retires it."""
         ...
 
@@ -171,7 +171,7 @@ class WorkContext:
         return self._presumed
 
     def acquire(self, delivery: Delivery) -> None:
-        retirement = Retirement(delivery.entry, None, delivery, delivery.default, acquired=True)
+        retirement = HeldMessage(delivery.entry, None, delivery, delivery.default, acquired=True)
         self.work.hold(retirement)
         delivery.hold(self, retirement)
 
@@ -190,7 +190,7 @@ class WorkContext:
                 if settled:
                     self._resource.retire(delivery.entry, delivery.default, None)
                 return
-            retirement = Retirement(delivery.entry, outcome, delivery, delivery.default)
+            retirement = HeldMessage(delivery.entry, outcome, delivery, delivery.default)
             self.work.hold(retirement)
             delivery.hold(self, retirement)
         elif outcome is not None:

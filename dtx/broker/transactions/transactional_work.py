@@ -19,13 +19,13 @@ from xa import Code
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from dtx.broker.queues.counters import Memory
+    from dtx.broker.queues.counters import UnstoredMemory
     from dtx.broker.queues.outcomes import FailureReasons
     from dtx.broker.settings import Limits
     from dtx.store.contract import Batch
 
 
-class Held(Protocol):
+class LiveDelivery(Protocol):
     """A delivery that is live at the controller: neither side has settled it."""
 
     def applied(self, outcome: Outcome) -> None:
@@ -41,7 +41,7 @@ class Held(Protocol):
         ...
 
 
-class Retirement:
+class HeldMessage:
     """A message that a transaction holds: the outcome to apply (None as long as it is only acquired), the
     delivery if it is live, and whether its acquisition belongs to the transaction as well. `default` is
     what is applied where the controller can say nothing any more, as after a rollback."""
@@ -52,7 +52,7 @@ class Retirement:
         self,
         entry: Entry,
         outcome: Outcome | None,
-        delivery: Held | None,
+        delivery: LiveDelivery | None,
         default: Outcome = FAILED,
         *,
         acquired: bool = False,
@@ -78,12 +78,12 @@ class TransactionalWork:
 
     __slots__ = ("_answers", "_reasons", "_unstored", "limits", "octets", "posts", "retired")
 
-    def __init__(self, limits: Limits, unstored: Memory, reasons: FailureReasons) -> None:
+    def __init__(self, limits: Limits, unstored: UnstoredMemory, reasons: FailureReasons) -> None:
         self.limits = limits
         self._reasons = reasons
         self._unstored = unstored
         self.posts: list[Entry] = []
-        self.retired: dict[int, Retirement] = {}
+        self.retired: dict[int, HeldMessage] = {}
         self.octets = 0
         self._answers: list[Callable[[Refusal | None], None]] = []
 
@@ -121,7 +121,7 @@ class TransactionalWork:
         if answer is not None:
             self._answers.append(answer)
 
-    def hold(self, retirement: Retirement) -> None:
+    def hold(self, retirement: HeldMessage) -> None:
         """A message is acquired or retired."""
         self.retired[retirement.entry.number] = retirement
 
@@ -254,7 +254,7 @@ class TransactionalWork:
                 effect.entry.queue.carry_out(effect)
         self._clear(Refusal(Condition.ROLLBACK, "rolled back", Code.XA_RBROLLBACK))
 
-    def _note(self, number: int, held: Retirement) -> None:
+    def _note(self, number: int, held: HeldMessage) -> None:
         """What the consumer has said of a message whose transaction is rolled back, for its next consumer."""
         reason = held.default.reason or (held.outcome.reason if held.outcome is not None else "")
         if reason:
@@ -289,4 +289,4 @@ class TransactionalWork:
             entry.queue.expect(entry)
         for entry, octets in retired:
             outcome, default = decode_outcomes(octets)
-            self.hold(Retirement(entry, outcome, None, default))
+            self.hold(HeldMessage(entry, outcome, None, default))

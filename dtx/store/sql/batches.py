@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from dtx.store.sql.database import Transactions
-    from dtx.store.sql.statements import Many, Statements
+    from dtx.store.sql.statements import MultiRowStatement, Statements
 
 CHUNK_ROWS: Final = 16
 """Large rows go in smaller statements: 4 MiB each."""
@@ -71,13 +71,15 @@ def _delete(batch: Batch, transactions: Transactions, statements: Statements) ->
         _keys(transactions, statements.delete_queues, batch.queues_deleted)
 
 
-def _rows(transactions: Transactions, many: Many, rows: Sequence[tuple[Any, ...]], at_once: int = ROWS) -> None:
+def _rows(
+    transactions: Transactions, many: MultiRowStatement, rows: Sequence[tuple[Any, ...]], at_once: int = ROWS
+) -> None:
     for start in range(0, len(rows), at_once):
         some = rows[start : start + at_once]
         transactions.execute(many.text(len(some)), tuple(chain.from_iterable(some)))
 
 
-def _keys(transactions: Transactions, many: Many, keys: Collection[Any]) -> None:
+def _keys(transactions: Transactions, many: MultiRowStatement, keys: Collection[Any]) -> None:
     all_keys = tuple(keys)
     for start in range(0, len(all_keys), ROWS):
         some = all_keys[start : start + ROWS]

@@ -22,7 +22,7 @@ ROWS: Final = 256
 _KEY: Final = r"(?<= IN \()[^() ]+(?=\))"
 
 
-class Many:
+class MultiRowStatement:
     """A statement for any number of rows: the dialect writes it for one, and `row` finds what is repeated."""
 
     def __init__(
@@ -79,22 +79,24 @@ class Statements:
             payload = (func.group_concat(PAYLOAD.c.message), func.group_concat(func.hex(PAYLOAD.c.data)))
         self.select_payloads = self._with_keys(select(*payload), PAYLOAD.c.message)
 
-    def _insert(self, table: Table, *columns: str, tail: str = "") -> Many:
+    def _insert(self, table: Table, *columns: str, tail: str = "") -> MultiRowStatement:
         names = columns or tuple(table.columns.keys())
         statement = insert(table).values({name: bindparam(name) for name in names})
-        return Many(statement, self._dialect, r"(?<=VALUES )\(.*\)", tail)
+        return MultiRowStatement(statement, self._dialect, r"(?<=VALUES )\(.*\)", tail)
 
-    def _update(self, table: Table, *columns: str) -> Many:
+    def _update(self, table: Table, *columns: str) -> MultiRowStatement:
         """Rows of the key `number` and the new values of `columns`."""
         names = ("number", *columns)
         given = values(*(column(name) for name in names))
         new = given.data([tuple(bindparam(name) for name in names)]).cte("new")
         statement = update(table).where(table.c.number == new.c.number)
-        return Many(statement.values({name: new.c[name] for name in columns}), self._dialect, r"(?<=VALUES )\([^()]+\)")
+        return MultiRowStatement(
+            statement.values({name: new.c[name] for name in columns}), self._dialect, r"(?<=VALUES )\([^()]+\)"
+        )
 
-    def _with_keys(self, statement: Delete | Select[Any], key: ColumnElement[int]) -> Many:
-        return Many(statement.where(key.in_([bindparam("key")])), self._dialect, _KEY)
+    def _with_keys(self, statement: Delete | Select[Any], key: ColumnElement[int]) -> MultiRowStatement:
+        return MultiRowStatement(statement.where(key.in_([bindparam("key")])), self._dialect, _KEY)
 
-    def _of_queues(self, key: Column[int], standing: ColumnElement[bool]) -> Many:
+    def _of_queues(self, key: Column[int], standing: ColumnElement[bool]) -> MultiRowStatement:
         messages = select(MESSAGE.c.number).where(standing, MESSAGE.c.queue.in_([bindparam("key")]))
-        return Many(delete(key.table).where(key.in_(messages)), self._dialect, _KEY)
+        return MultiRowStatement(delete(key.table).where(key.in_(messages)), self._dialect, _KEY)

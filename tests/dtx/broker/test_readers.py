@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from dtx.broker.queues.entry import Continuing, Entry
+    from dtx.broker.queues.entry import Entry, ResumableWork
 
 
 # -- readers
 class Reader:
     """A reader that only looks. `later` has what is to go on in other turns, of all of them."""
 
-    def __init__(self, user: str, later: deque[Continuing]) -> None:
+    def __init__(self, user: str, later: deque[ResumableWork]) -> None:
         self.user = user
         self.later = later
         self.looked = 0
 
-    def continue_later(self, one: Continuing) -> None:
+    def continue_later(self, one: ResumableWork) -> None:
         self.later.append(one)
 
     def advance(self) -> None:
@@ -47,7 +47,7 @@ class Reader:
         raise NotImplementedError
 
 
-def readers_of(later: deque[Continuing], **users: int) -> tuple[Readers, dict[str, list[Reader]]]:
+def readers_of(later: deque[ResumableWork], **users: int) -> tuple[Readers, dict[str, list[Reader]]]:
     """Readers of a queue, by user."""
     readers = Readers({})
     found = {user: [Reader(user, later) for _ in range(count)] for user, count in users.items()}
@@ -58,7 +58,7 @@ def readers_of(later: deque[Continuing], **users: int) -> tuple[Readers, dict[st
 
 def test_few_readers_look_at_once_and_many_in_turns() -> None:
     """What is new while they look is looked at by all of them."""
-    later: deque[Continuing] = deque()
+    later: deque[ResumableWork] = deque()
     readers, of = readers_of(later, few=AT_ONCE, many=5 * AT_ONCE - 1)
 
     def looks_of_a_turn() -> int:
@@ -84,7 +84,7 @@ def test_few_readers_look_at_once_and_many_in_turns() -> None:
 
 
 def test_readers_that_are_gone_look_no_more() -> None:
-    later: deque[Continuing] = deque()
+    later: deque[ResumableWork] = deque()
     readers, of = readers_of(later, many=3 * AT_ONCE)
     readers.look(news=True)
     for one in of["many"][AT_ONCE:]:
@@ -100,7 +100,7 @@ def test_readers_that_are_gone_look_no_more() -> None:
 
 
 def test_only_the_one_that_asks_for_it_looks_again() -> None:
-    later: deque[Continuing] = deque()
+    later: deque[ResumableWork] = deque()
     readers, of = readers_of(later, user=3)
     assert [readers.look_again(of["user"][1]) for _ in range(2)] == [True, False]
     readers.look(news=False)

@@ -13,7 +13,7 @@ from proton import Delivery, symbol
 
 from dtx.amqp.messages import DELIVERY_TIME
 from dtx.broker.queues import removals
-from dtx.broker.queues.counters import Memory
+from dtx.broker.queues.counters import UnstoredMemory
 from dtx.broker.queues.entry import Entry
 from dtx.broker.queues.removals import STEP
 from dtx.broker.settings import QueueSettings, Settings
@@ -558,7 +558,7 @@ def test_what_can_not_be_removed_does_not_keep_the_broker_busy(why: str) -> None
 
 def test_queues_that_are_gone_leave_nothing_to_wake_for(world: World) -> None:
     """Responses with a time to live stand in nodes that last for a moment."""
-    resource, memory = world.container.resource, Memory(1 << 20)
+    resource, memory = world.container.resource, UnstoredMemory(1 << 20)
     for number in range(2500):
         queue = resource.make_dynamic(f"node-{number}", memory)
         resource.post(Entry(queue, resource.number(), 1, resource.now_ms + 86_400_000, b"\0"), None)

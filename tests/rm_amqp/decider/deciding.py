@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rm_amqp import DecidingBroker, Environment, Message
 from rm_amqp.connection.connection import SocketConnection
 from rm_amqp.connection.endpoint import wait_until_open
-from rm_amqp.decider.tokens import Founding, Token
+from rm_amqp.decider.tokens import FoundingMessage, Token
 from tests.java_process import JavaProcess
 from tests.rm_amqp import client as steps
 from tests.rm_amqp.embedded import EmbeddedBroker
@@ -178,7 +178,7 @@ class DecidingBrokerHarness(DeciderHarness):
 
     def queue_of(self, gtrid: bytes) -> str:
         """Where the token of a transaction is."""
-        return f"{self.tokens}.{Founding(bytes(8), self.slots).slot_of(gtrid)}"
+        return f"{self.tokens}.{FoundingMessage(bytes(8), self.slots).slot_of(gtrid)}"
 
     def write(self, rm: ResourceManager, rmid: int, key: str) -> None:
         rm.session(rmid).send(self.queue, Message(key))

@@ -21,7 +21,7 @@ from rm_amqp import Message, NoMessage
 from rm_amqp.decider.channel import LocalWork
 from rm_amqp.decider.decision_log import HOLD_WAIT_S, DecisionLog
 from rm_amqp.decider.token_queues import TokenQueues
-from rm_amqp.decider.tokens import Founding, Token
+from rm_amqp.decider.tokens import FoundingMessage, Token
 from tests.rm_amqp.client import RMID, look, put, transaction
 from tests.rm_amqp.network import DELAYS_S, Kind, Network, boundaries
 from tests.simulation.seeds import EVERY_POINT
@@ -282,17 +282,17 @@ def test_what_is_at_work_is_left_to_who_is_at_work(when: str) -> None:
     field.check("committed", f"another one recovered {when} it decided")
 
 
-FOUNDED = [Founding(bytes([number]) * 8, 1) for number in (9, 4, 7)]
+FOUNDED = [FoundingMessage(bytes([number]) * 8, 1) for number in (9, 4, 7)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("foundings", [[], FOUNDED], ids=["nothing", "founded three times"])
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.CANCEL])
-def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[Founding]) -> None:
+def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[FoundingMessage]) -> None:
     openings(kind, foundings)
 
 
-def openings(kind: Kind, foundings: list[Founding], new_field: type[Field] = Field, one_in: int = 7) -> None:
+def openings(kind: Kind, foundings: list[FoundingMessage], new_field: type[Field] = Field, one_in: int = 7) -> None:
     """Whatever became of the one that was hindered, everybody agrees afterwards, and one lease token is in use."""
     url = f"{new_field.brokers}?{new_field.plain}"
     for at in boundaries(kind, new_field.__name__, len(foundings), one_in=one_in):

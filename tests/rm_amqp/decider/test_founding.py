@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rm_amqp import Message
-from rm_amqp.decider.tokens import Founding, Token
+from rm_amqp.decider.tokens import FoundingMessage, Token
 from tests.rm_amqp.decider.deciding import DECLARE, DISCHARGE
 from tests.simulation.seeds import EVERY_POINT
 from xa import (
@@ -43,7 +43,7 @@ def put(harness: DecidingBrokerHarness, suffix: str, bodies: Sequence[str]) -> N
     harness.alien(harness.tokens + suffix, *(Message(body) for body in bodies))
 
 
-def found(harness: DecidingBrokerHarness, *foundings: Founding, used: Sequence[bytes] = ()) -> None:
+def found(harness: DecidingBrokerHarness, *foundings: FoundingMessage, used: Sequence[bytes] = ()) -> None:
     """These have been committed; the lease tokens of those in `used` were replaced."""
     put(harness, "", [founding.encode() for founding in foundings])
     for founding in foundings:
@@ -78,7 +78,7 @@ def test_no_order_of_the_messages_says_which_counts(
     harness: DecidingBrokerHarness, order: Sequence[bytes], used: Sequence[bytes]
 ) -> None:
     """A broker that keeps no order shows them in any after a restart. The one in use counts, or the smallest."""
-    found(harness, *(Founding(founder, 2) for founder in order), used=used)
+    found(harness, *(FoundingMessage(founder, 2) for founder in order), used=used)
     rm = harness.opened()
     counts = used[0] if used else FIRST
     assert rm.decider_id == counts
@@ -108,7 +108,7 @@ def test_one_that_comes_late_does_not_count(harness: DecidingBrokerHarness, sign
 
 def test_a_smaller_founder_that_comes_late_does_not_count(harness: DecidingBrokerHarness) -> None:
     rm = harness.opened()
-    found(harness, Founding(bytes(8), 2))
+    found(harness, FoundingMessage(bytes(8), 2))
     assert harness.opened().decider_id == rm.decider_id
     works(harness, rm)
     works(harness, harness.opened())
@@ -117,7 +117,7 @@ def test_a_smaller_founder_that_comes_late_does_not_count(harness: DecidingBroke
 def test_foundings_with_other_numbers_of_slots(harness: DecidingBrokerHarness) -> None:
     """The lease token of one stands where the other has a slot of its own."""
     harness.open_string = harness.open_string.replace("&slots=2", "")
-    found(harness, Founding(SECOND, 1), Founding(FIRST, 4), Founding(THIRD, 3))
+    found(harness, FoundingMessage(SECOND, 1), FoundingMessage(FIRST, 4), FoundingMessage(THIRD, 3))
     rm = harness.opened()
     assert rm.decider_id == FIRST
     works(harness, rm)
@@ -127,7 +127,7 @@ def test_foundings_with_other_numbers_of_slots(harness: DecidingBrokerHarness) -
 @pytest.mark.parametrize("foundings", [0, 6])
 def test_many_open_at_the_same_moment(harness: DecidingBrokerHarness, foundings: int) -> None:
     """What nobody has founded, or several."""
-    found(harness, *(Founding(bytes([number]) * 8, 2) for number in range(3 + foundings, 3, -1)))
+    found(harness, *(FoundingMessage(bytes([number]) * 8, 2) for number in range(3 + foundings, 3, -1)))
     barrier = threading.Barrier(6)
 
     def open_it() -> DecidingBroker:
@@ -149,7 +149,7 @@ def test_one_that_is_lost_on_the_way(
     harness: DecidingBrokerHarness, founders: Sequence[bytes], *, before: bool
 ) -> None:
     """Whoever founds, or elects: the next one finds a place that is whole."""
-    found(harness, *(Founding(founder, 2) for founder in founders))
+    found(harness, *(FoundingMessage(founder, 2) for founder in founders))
     rm = harness.new()
     harness.weather[rm].strike(DISCHARGE, before=before)
     with pytest.raises(ResourceUnavailable):
@@ -166,7 +166,7 @@ def test_a_lock_that_somebody_holds_is_waited_for(timeless: NetworkHarness) -> N
     """Nothing is elected without it; when it is back, it is."""
     harness = timeless
     harness.open_string += "&timeout=2"
-    found(harness, Founding(FIRST, 2), Founding(SECOND, 2))
+    found(harness, FoundingMessage(FIRST, 2), FoundingMessage(SECOND, 2))
     first = harness.take(f"{harness.tokens}.2")
     with pytest.raises(TryAgain, match="it is not known yet which founding"):
         harness.opened()
@@ -177,7 +177,7 @@ def test_a_lock_that_somebody_holds_is_waited_for(timeless: NetworkHarness) -> N
 
 def test_two_that_are_in_use_are_an_error(harness: DecidingBrokerHarness) -> None:
     """Somebody has put messages there by hand: nothing is presumed, and nothing thrown away."""
-    found(harness, Founding(FIRST, 2), Founding(SECOND, 2), used=[FIRST, SECOND])
+    found(harness, FoundingMessage(FIRST, 2), FoundingMessage(SECOND, 2), used=[FIRST, SECOND])
     before = tokens(harness, 2)
     with pytest.raises(ResourceError, match="both use its tokens"):
         harness.opened()
@@ -194,7 +194,7 @@ def test_tokens_of_another_version_are_refused_by_its_name(
     harness: DecidingBrokerHarness, version: int, said: str, *, founded: bool
 ) -> None:
     """Also those whose founding message is lost; nothing of them is changed."""
-    founding = Founding(FIRST, SLOTS)
+    founding = FoundingMessage(FIRST, SLOTS)
     bodies = {f".{token.slot}": token.renewed().encode() for token in founding.first_tokens()}
     if founded:
         bodies[""] = founding.encode()

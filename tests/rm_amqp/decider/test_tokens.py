@@ -12,10 +12,10 @@ from rm_amqp.decider.tokens import (
     MAX_FENCES,
     MAX_LEASES,
     MAX_OCTETS,
-    Founding,
+    FoundingMessage,
     Token,
+    TokenAnswer,
     TooManyLeasesError,
-    Word,
     WrongTokenError,
 )
 from tests.cases import each
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FOUNDER = b"founder!"
-FOUNDING = Founding(FOUNDER, 8)
+FOUNDING = FoundingMessage(FOUNDER, 8)
 TOKEN = Token(FOUNDER, 3)
 OWNER = Owner("orders-1", b"12345678", "boot 1 pid 2")
 
@@ -33,7 +33,7 @@ OWNER = Owner("orders-1", b"12345678", "boot 1 pid 2")
 def test_a_body_says_what_was_said() -> None:
     token = TOKEN.deciding(b"g\0\xff", b"\1\2", ()).fencing(b"h").holding(OWNER, 9000, 8000)
     assert Token.decode(token.encode()) == token
-    assert Founding.decode(FOUNDING.encode()) == FOUNDING
+    assert FoundingMessage.decode(FOUNDING.encode()) == FOUNDING
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def test_every_change_is_a_new_generation(change: Callable[[Token], Token]) -> N
 def test_decisions_stay_until_they_end() -> None:
     token = TOKEN.deciding(b"1", b"one", ()).deciding(b"2", b"two", ()).deciding(b"3", b"three", {b"1"})
     assert token.decided == ((b"2", b"two"), (b"3", b"three"))
-    assert token.word_on(b"2", 0) is Word.DECIDED
+    assert token.word_on(b"2", 0) is TokenAnswer.DECIDED
     assert token.record_of(b"3") == b"three"
     assert token.record_of(b"1") is None
 
 
 def test_a_fence_ends_with_its_transaction() -> None:
     token = TOKEN.fencing(b"1").fencing(b"2").ending({b"1"})
-    assert token.word_on(b"1", 0) is Word.OPEN
-    assert token.word_on(b"2", 0) is Word.FENCED
+    assert token.word_on(b"1", 0) is TokenAnswer.OPEN
+    assert token.word_on(b"2", 0) is TokenAnswer.FENCED
     assert token.epoch == 2
 
 
@@ -71,10 +71,10 @@ def test_old_fences_are_kept_by_their_epoch() -> None:
     for number in range(MAX_FENCES + 5):
         token = token.fencing(f"{number}".encode())
     assert len(token.fenced) == MAX_FENCES
-    assert token.word_on(b"4", 4) is Word.OUTDATED, "it was fenced while the slot was at epoch 4"
-    assert token.word_on(b"5", 0) is Word.FENCED
-    assert token.word_on(b"another", 4) is Word.OUTDATED, "nobody knows any more whether it was"
-    assert token.word_on(b"another", 5) is Word.OPEN, "it began when the first five were there already"
+    assert token.word_on(b"4", 4) is TokenAnswer.OUTDATED, "it was fenced while the slot was at epoch 4"
+    assert token.word_on(b"5", 0) is TokenAnswer.FENCED
+    assert token.word_on(b"another", 4) is TokenAnswer.OUTDATED, "nobody knows any more whether it was"
+    assert token.word_on(b"another", 5) is TokenAnswer.OPEN, "it began when the first five were there already"
 
 
 @each("known", range(MAX_FENCES + 3))
@@ -85,7 +85,7 @@ def test_no_fence_is_ever_missed(known: int) -> None:
         token = token.fencing(f"before {number}".encode())
     token = token.fencing(b"it")
     for number in range(3 * MAX_FENCES):
-        assert token.word_on(b"it", known) is not Word.OPEN
+        assert token.word_on(b"it", known) is not TokenAnswer.OPEN
         token = token.fencing(f"after {number}".encode())
 
 
@@ -159,7 +159,7 @@ def test_there_are_not_more_leases_than_a_message_can_hold() -> None:
 @pytest.mark.parametrize("wrong", [{"slots": 0}, {"slots": 65}, {"slots": True}, {"founder": "00"}, {"founder": None}])
 def test_what_is_no_founding(wrong: dict[str, object]) -> None:
     with pytest.raises(WrongTokenError):
-        Founding.decode(json.dumps(json.loads(FOUNDING.encode()) | wrong))
+        FoundingMessage.decode(json.dumps(json.loads(FOUNDING.encode()) | wrong))
 
 
 def test_whose_place_it_is() -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rm_amqp.connection.links import Arrived
-    from rm_amqp.decider.tokens import Founding
+    from rm_amqp.decider.tokens import FoundingMessage
     from tests.rm_amqp.service_bus.server import ServiceBusNetwork
 
 KINDS: list[Kind] = [kind for kind in Kind if kind not in {Kind.CANCEL, Kind.MOVE}]
@@ -90,7 +90,7 @@ def test_what_is_late_comes_when_its_locks_have_run_out(monkeypatch: pytest.Monk
 @pytest.mark.slow
 @pytest.mark.parametrize("foundings", [[], FOUNDED], ids=["nothing", "founded three times"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[Founding]) -> None:
+def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[FoundingMessage]) -> None:
     openings(kind, foundings, ServiceBusField, one_in=14)
 
 

@@ -111,9 +111,9 @@ async def _decided_twice(port: Any, name: str, arguments: tuple[Any, ...]) -> An
     return refused or await call(port, name, arguments)
 
 
-def _taken_all(aside: int, bad: Collection[int], taken: int, told: int) -> partition_read.Judgement:
+def _taken_all(aside: int, bad: Collection[int], taken: int, told: int) -> partition_read.WithheldMessages:
     del aside, bad, taken, told
-    return partition_read.Judgement()
+    return partition_read.WithheldMessages()
 
 
 def _rolled_back_for_not_now(answers: list[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from xa import Code, Xid, xa_error
-from xabridge.pipeline.core.protocol.partition_read import Judgement
+from xabridge.pipeline.core.protocol.partition_read import WithheldMessages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +18,7 @@ DELIVERIES = 3
 """How often a message is delivered in vain until it is dead."""
 
 
-NOT_JUDGED = Judgement()
+NOT_JUDGED = WithheldMessages()
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Branch:
 
     holder: int | None
     taken: list[int] = field(default_factory=list)
-    judged: Judgement = NOT_JUDGED
+    judged: WithheldMessages = NOT_JUDGED
     posts: list[str] = field(default_factory=list)
 
 
@@ -93,7 +93,7 @@ class Place:
         self.ended[xid] = branch
         return Code.XA_OK
 
-    def prepare(self, xid: Xid, judged: Judgement = NOT_JUDGED) -> Code | XaError:
+    def prepare(self, xid: Xid, judged: WithheldMessages = NOT_JUDGED) -> Code | XaError:
         """Prepares what is ended, also where it is empty."""
         if xid in self.doomed:
             self.doomed.discard(xid)

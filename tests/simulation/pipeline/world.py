@@ -99,7 +99,7 @@ class Mutant:
     commit: Algorithm = batch_decision.commit
     abort: Algorithm = batch_decision.abort
     take: Algorithm = partition_read.take
-    judge: Callable[..., partition_read.Judgement] = partition_read.judge
+    judge: Callable[..., partition_read.WithheldMessages] = partition_read.judge
     sink_xid: Callable[..., Xid] = sink_xid
     own: Callable[..., Incarnation] = Incarnation
     seed: int = 0
@@ -695,7 +695,7 @@ class World:
             self.told.setdefault(part.xid, []).append(read)
         return read
 
-    async def _judged(self, aside: int, taken: partition_read.TakenMessages) -> partition_read.Judgement:
+    async def _judged(self, aside: int, taken: partition_read.TakenMessages) -> partition_read.WithheldMessages:
         """What the task makes of what it took."""
         numbers = [int(octets) for _, some in taken for octets in some]
         bad = [at for at, number in enumerate(numbers) if number in self.unreadable and at >= aside]
@@ -751,7 +751,7 @@ class World:
                 return ask(lambda: broker.roll_back(xid))
         raise AssertionError(call)
 
-    def _prepare(self, place: Place, xid: Xid, judged: partition_read.Judgement = NOT_JUDGED) -> Code | XaError:
+    def _prepare(self, place: Place, xid: Xid, judged: partition_read.WithheldMessages = NOT_JUDGED) -> Code | XaError:
         """Nothing is prepared any more behind a fence."""
         answer = place.prepare(xid, judged)
         if place.has_fences and not isinstance(answer, XaError) and xid.gtrid in self.settled - self.unfenced:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tm.consumer.signals import SIGNALS, Stopper
+from tm.consumer.signals import SIGNALS, StopSignals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def heard(*numbers: int) -> bool:
         hung.append(not ended.wait(PATIENCE_S))
         stopper.wake()
 
-    with Stopper() as stopper:
+    with StopSignals() as stopper:
         sender = threading.Thread(target=send)
         sender.start()
         stopper.wait()
@@ -75,7 +75,7 @@ def test_other_signals_have_their_effect_and_end_nothing() -> None:
         woken.set()
         stopper.wake()
 
-    with Stopper() as stopper:
+    with StopSignals() as stopper:
         threading.Thread(target=send).start()
         stopper.wait()
         assert woken.is_set()

@@ -14,7 +14,7 @@ import pytest
 
 from xa.telemetry import endpoint as module
 from xa.telemetry import exposition
-from xa.telemetry.endpoint import REQUEST_OCTETS, Acts, AddressTaken, Answer, EndpointThread, Private, told
+from xa.telemetry.endpoint import REQUEST_OCTETS, AddressTaken, Answer, EndpointThread, PostActions, PrivatePages, told
 from xa.telemetry.exposition import Exposition, MetricsPage
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def head(length: int, token: str = TOKEN) -> bytes:
 
 def test_what_is_posted_comes_in_pieces_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     posted = Posted()
-    private = Private("x" * 16, {}, Acts(TOKEN, {"/act": posted.take}))
+    private = PrivatePages("x" * 16, {}, PostActions(TOKEN, {"/act": posted.take}))
     with EndpointThread({}, "127.0.0.1", 0, private) as server:
         for pieces, status in (
             ([head(4), b"bo", b"dy"], b"200"),
@@ -238,7 +238,7 @@ def test_what_is_posted_comes_in_pieces_or_not_at_all(monkeypatch: pytest.Monkey
 
 def test_slow_bodies_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     posted = Posted()
-    private = Private("x" * 16, {}, Acts(TOKEN, {"/act": posted.take}))
+    private = PrivatePages("x" * 16, {}, PostActions(TOKEN, {"/act": posted.take}))
     with EndpointThread({}, "127.0.0.1", 0, private) as server, ExitStack() as stack:
         monkeypatch.setattr(module, "OPEN", 4)
         for _ in range(8):

@@ -15,7 +15,7 @@ import pytest
 
 from rm_amqp import Message
 from xabridge.app.codec import Codecs
-from xabridge.app.conversion import Unfit, Unreadable, reader_of
+from xabridge.app.conversion import MessageUnfit, Unreadable, reader_of
 
 
 class Kind(Enum):
@@ -118,7 +118,7 @@ def test_what_is_sent_is_what_is_read(value: Any, wanted: Any) -> None:
 @pytest.mark.parametrize("how", ["JSON", "AMQP"])
 def test_what_does_not_fit_is_refused_with_its_place(body: Any, wanted: Any, told: str, how: str) -> None:
     message = CODECS.message(body) if how == "JSON" else Message(body)
-    with pytest.raises(Unfit, match="(?i)" + told.replace(".", r"\.")):
+    with pytest.raises(MessageUnfit, match="(?i)" + told.replace(".", r"\.")):
         CODECS.read(message, wanted)
 
 
@@ -136,7 +136,7 @@ def test_content_types() -> None:
         (Message(b"<a/>", content_type="text/xml"), "content type is 'text/xml', and known are application/json"),
         (Message(b"\xff"), "no JSON"),
     ):
-        with pytest.raises(Unfit, match=told):
+        with pytest.raises(MessageUnfit, match=told):
             CODECS.read(message, Order)
 
 
@@ -152,7 +152,7 @@ def test_a_codec_of_ones_own() -> None:
     message = codecs.message([1, 2], "text/csv")
     assert message.body == b"1,2"
     assert codecs.read(message, tuple) == (1, 2)
-    with pytest.raises(Unfit, match="ValueError"):
+    with pytest.raises(MessageUnfit, match="ValueError"):
         codecs.read(Message(b"x", content_type="text/csv"), tuple)
     with pytest.raises(ValueError, match="no codec is known"):
         codecs.message([1], "text/html")

@@ -26,7 +26,7 @@ from xa.state_tables import BranchState
 from xabridge.console import nodes
 from xabridge.console.nodes import NodeLink
 from xabridge.console.settings import WatchedNode
-from xabridge.operations.branch_completion import Hand
+from xabridge.operations.branch_completion import BranchCompleter
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
@@ -322,13 +322,13 @@ def test_a_node_that_hangs_is_told_as_unknown(
     monkeypatch.setattr(nodes, "AGAIN_S", 0.05)
     monkeypatch.setattr("xabridge.node.ANSWER_S", 0.2)
     going = threading.Event()
-    really = Hand.carry_out
+    really = BranchCompleter.carry_out
 
-    def hangs(self: Hand, planned: Any) -> Any:
+    def hangs(self: BranchCompleter, planned: Any) -> Any:
         going.wait(60)
         return really(self, planned)
 
-    monkeypatch.setattr(Hand, "carry_out", hangs)
+    monkeypatch.setattr(BranchCompleter, "carry_out", hangs)
     _, fields = chosen(visitor, "rollback")
     said = text_of(visitor.post("/transactions/act", fields, status=409))
     assert "it is unknown whether this was done" in said

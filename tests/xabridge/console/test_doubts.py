@@ -15,11 +15,11 @@ from xabridge.console.in_doubt import HERE, together
 from xabridge.console.nodes import InDoubt
 from xabridge.operations import survey_json
 from xabridge.operations.scan import Origin
-from xabridge.operations.survey import BranchView, Known, State, Survey, TransactionView
+from xabridge.operations.survey import BranchView, DecisionKnowledge, State, Survey, TransactionView
 from xabridge.testing.contract.client import case
 
 
-def view(number: int, decision: Known, age_s: float = 1.0, *, at_work: bool = False) -> TransactionView:
+def view(number: int, decision: DecisionKnowledge, age_s: float = 1.0, *, at_work: bool = False) -> TransactionView:
     gtrid = Gtrid("orders-1", b"\xab" * 8, b"\x01" * 8, number).encode()
     branch = BranchView("shop", Xid(FORMAT_ID, gtrid, b"shop"), State.PREPARED, age_s)
     return TransactionView(FORMAT_ID, gtrid, decision, "why", (branch,), at_work=at_work)
@@ -35,17 +35,17 @@ def node(*views: TransactionView, acting: bool = True, live: frozenset[bytes] = 
 
 def test_whose_log_knows_tells() -> None:
     """What is under way is in nobody's doubt."""
-    unknown, known = view(1, Known.UNKNOWN), view(1, Known.COMMIT)
+    unknown, known = view(1, DecisionKnowledge.UNKNOWN), view(1, DecisionKnowledge.COMMIT)
     doubts = together(survey(unknown), {"a": node(unknown), "b": node(known)}, {})
     assert doubts.survey.transactions == (known,)
     assert doubts.place_of(known) == "b"
-    live = view(2, Known.UNKNOWN)
-    doubts = together(survey(live, view(1, Known.NONE)), {"a": node(live=frozenset([live.gtrid]))}, {})
-    assert doubts.survey.transactions == (view(1, Known.NONE),)
+    live = view(2, DecisionKnowledge.UNKNOWN)
+    doubts = together(survey(live, view(1, DecisionKnowledge.NONE)), {"a": node(live=frozenset([live.gtrid]))}, {})
+    assert doubts.survey.transactions == (view(1, DecisionKnowledge.NONE),)
 
 
 def test_of_several_who_know_one_that_can_be_acted_through() -> None:
-    known, busy = view(1, Known.NONE), view(1, Known.NONE, at_work=True)
+    known, busy = view(1, DecisionKnowledge.NONE), view(1, DecisionKnowledge.NONE, at_work=True)
     looks, acts = node(known, acting=False), node(known)
     assert together(survey(known), {"a": looks, "b": acts}, {}).place_of(known) == "b"
     assert together(survey(known), {"b": node(busy)}, {}).place_of(known) == HERE
@@ -54,7 +54,9 @@ def test_of_several_who_know_one_that_can_be_acted_through() -> None:
 
 def test_the_oldest_is_first_and_who_is_silent_is_told() -> None:
     doubts = together(
-        survey(view(1, Known.NONE, 5.0)), {"a": node(view(2, Known.NONE, 9.0), shop="is away")}, {"b": "gone"}
+        survey(view(1, DecisionKnowledge.NONE, 5.0)),
+        {"a": node(view(2, DecisionKnowledge.NONE, 9.0), shop="is away")},
+        {"b": "gone"},
     )
     assert [one.ours.sequence for one in doubts.survey.transactions if one.ours] == [2, 1]
     assert doubts.survey.unreachable == {"shop of a": "is away", "node b": "gone"}
@@ -70,7 +72,9 @@ BRANCH = BranchView(
     Code.XA_HEURCOM, configured=False, origin=Origin("a pipeline", "its sink", "xabridge pipeline status"),
     also=("shop2",),
 )  # fmt: skip
-VIEW = TransactionView(FORMAT_ID, GTRID, Known.ENDED, "why", (BRANCH,), in_log=True, decider="db", at_work=True)
+VIEW = TransactionView(
+    FORMAT_ID, GTRID, DecisionKnowledge.ENDED, "why", (BRANCH,), in_log=True, decider="db", at_work=True
+)
 SURVEY = Survey("orders-1", 2, (VIEW,), {"broker": "is away"}, "the log is not there", 3, 4)
 
 

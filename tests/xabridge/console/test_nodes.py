@@ -14,7 +14,7 @@ from tests.xabridge.console.conftest import break_down, place_of, text_of
 from tests.xabridge.console.scene import TOKEN, node
 from xa.telemetry.endpoint import Answer, EndpointThread
 from xabridge.console import nodes
-from xabridge.console.brokers import Away
+from xabridge.console.brokers import BrokerUnreachable
 from xabridge.console.charts import WIDTH, timeline
 from xabridge.console.nodes import KEPT_S, Completed, NodeLink, Step
 from xabridge.console.settings import WatchedNode
@@ -103,7 +103,7 @@ def test_what_no_node_says_is_not_shown() -> None:
     with EndpointThread({"/node": page}, "127.0.0.1", 0) as server:
         for told in wrong:
             link = NodeLink(WatchedNode("n", f"http://127.0.0.1:{server.port}", TOKEN))
-            with case(told), pytest.raises(Away, match="n does not answer as a node does"):
+            with case(told), pytest.raises(BrokerUnreachable, match="n does not answer as a node does"):
                 asyncio.run(link.look())
 
 
@@ -113,11 +113,11 @@ def test_a_node_that_does_not_answer_costs_nothing_and_is_asked_again(
     async def looks() -> None:
         with node() as one:
             link = NodeLink(away(), clock)
-            with pytest.raises(Away, match="can't be reached"):
+            with pytest.raises(BrokerUnreachable, match="can't be reached"):
                 await link.look()
             link.watched = one
             clock.now += KEPT_S
-            with pytest.raises(Away):  # what failed last, at once
+            with pytest.raises(BrokerUnreachable):  # what failed last, at once
                 await link.look()
             assert link.page.asking is not None
             await link.page.asking
@@ -126,7 +126,7 @@ def test_a_node_that_does_not_answer_costs_nothing_and_is_asked_again(
         clock.now += 100
         link.page.asking = asyncio.create_task(asyncio.sleep(60))
         monkeypatch.setattr(nodes, "PATIENCE_S", 0.01)
-        with pytest.raises(Away, match="does not answer"):
+        with pytest.raises(BrokerUnreachable, match="does not answer"):
             await asyncio.wait_for(link.look(), 30)
         link.page.asking.cancel()
 
@@ -143,11 +143,11 @@ def test_a_node_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         with LyingServer(Protocol.HTTP) as server:
             server.lie(Lie.DRIP)
             link = NodeLink(WatchedNode("drips", f"http://127.0.0.1:{server.port}", TOKEN))
-            with pytest.raises(Away, match="has not answered yet"):
+            with pytest.raises(BrokerUnreachable, match="has not answered yet"):
                 await link.look()
             assert link.page.asking is not None
             await asyncio.wait({link.page.asking}, timeout=60)
-            with pytest.raises(Away, match="no whole answer"):
+            with pytest.raises(BrokerUnreachable, match="no whole answer"):
                 await link.look()
 
     asyncio.run(looks())

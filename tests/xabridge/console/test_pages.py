@@ -22,7 +22,7 @@ from tests.xabridge.console.scene import broker_with_users, url
 from tests.xabridge.traffic import Traffic, post
 from xa import TMSUCCESS, Code, Xid
 from xabridge.console.app import application
-from xabridge.console.brokers import KEPT_S, PAGE, Away, BrokerLink, Unknown
+from xabridge.console.brokers import KEPT_S, PAGE, BrokerLink, BrokerUnreachable, ResultUnknown
 from xabridge.console.change_job import Job, Progress, Selection
 from xabridge.console.console import Console
 from xabridge.console.history import FINE_S, known
@@ -319,7 +319,7 @@ class OtherHands:
     def _answers(self) -> None:
         self.questions += 1
         if self._is_silent and self.questions % 2:
-            raise Away("it has not answered yet")
+            raise BrokerUnreachable("it has not answered yet")
 
     async def queue(self, _: str) -> dict[str, Any]:
         self._answers()
@@ -377,7 +377,7 @@ def test_a_change_waits_for_a_broker_that_is_silent(monkeypatch: pytest.MonkeyPa
                 return {"done": 0, "left": {"held by a consumer or a transaction": most}}
             moved += ids
             if asked == loses:
-                raise Unknown("it is unknown whether this was done")
+                raise ResultUnknown("it is unknown whether this was done")
             return {"done": len(ids), "left": {}}
 
         job = job_at(OtherHands(change, is_silent=True), 60)
@@ -395,7 +395,7 @@ def test_a_change_waits_for_so_long_and_can_be_stopped(clock: Clock, monkeypatch
         def gone(asked: int, _ids: list[str], _most: int, stops: bool = stops) -> Any:
             clock.now += 10
             jobs[-1].stopping = stops and asked == 5
-            raise Away("it is away")
+            raise BrokerUnreachable("it is away")
 
         broker = OtherHands(gone)
         jobs.append(job := job_at(broker, 60, clock=clock))

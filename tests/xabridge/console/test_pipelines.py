@@ -20,7 +20,7 @@ import pytest
 from tests.xabridge.console.batches import Pipeline, pipeline
 from tests.xabridge.console.conftest import place_of, text_of
 from tests.xabridge.console.scene import PASSWORD, broker_with_users
-from xabridge.console.brokers import Away, Trouble
+from xabridge.console.brokers import BrokerProblem, BrokerUnreachable
 from xabridge.console.pages.pipelines import _queues
 from xabridge.console.pipeline_questions import PipelineQuestions
 from xabridge.console.pipeline_watch import KEPT_S, SHOWN, PipelineWatch
@@ -222,9 +222,9 @@ def test_a_defect_is_logged_and_told_and_costs_the_overview_nothing(
 def test_a_place_that_hangs_is_asked_nothing_else_and_ends_with_the_process() -> None:
     async def asks() -> None:
         place, released = QuestionThread("test"), threading.Event()
-        with pytest.raises(Away, match="within"):
+        with pytest.raises(BrokerUnreachable, match="within"):
             await place.ask(lambda: released.wait(30), 0.05)
-        with pytest.raises(Away, match="not answered yet"):
+        with pytest.raises(BrokerUnreachable, match="not answered yet"):
             await place.ask(lambda: 1, 0.05)
         assert place._asked is not None
         released.set()
@@ -289,7 +289,7 @@ def test_the_log_is_the_one_of_the_file(tmp_path: Path) -> None:
     assert own.log == "sqlite:////tmp/p.db"
     assert "p%40ss" not in repr(of_the_node)
     assert asyncio.run(PipelineWatch(None).look()) == (), "a watch without a log asks nobody"
-    with pytest.raises(Trouble):
+    with pytest.raises(BrokerProblem):
         asyncio.run(PipelineWatch(WatchedPipelines("", trouble="why")).look())
     assert "GONE is not set" in told('node = "n"\n[pipeline]\nlog = "postgresql://u:${GONE}@h/log"\n').trouble
 

@@ -20,7 +20,7 @@ from tm.log import read_log
 from tm.recovery import Action
 from xa import Code
 from xabridge.node import REST, TICKET_S
-from xabridge.operations.branch_completion import Hand
+from xabridge.operations.branch_completion import BranchCompleter
 from xabridge.operations.survey import survey
 from xabridge.testing.ports import free_port
 
@@ -273,14 +273,14 @@ def test_no_pass_runs_while_something_is_done_by_hand(
     undecided(field)
     ticket = asker.preview("commit", NAME)[1]["ticket"]
     going, held = threading.Event(), threading.Event()
-    really = Hand.carry_out
+    really = BranchCompleter.carry_out
 
-    def waits(self: Hand, planned: Any) -> Any:
+    def waits(self: BranchCompleter, planned: Any) -> Any:
         held.set()
         assert going.wait(60)
         return really(self, planned)
 
-    monkeypatch.setattr(Hand, "carry_out", waits)
+    monkeypatch.setattr(BranchCompleter, "carry_out", waits)
     reports: list[Any] = []
     acting = threading.Thread(target=lambda: asker.act(ticket, heuristic=True))
     acting.start()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from xabridge.console.brokers import Refused
+from xabridge.console.brokers import RequestRefused
 from xabridge.console.change_job import LOOKED_AT, Job, Progress, Selection, count
 from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each
 from xabridge.console.view import View, address
@@ -52,10 +52,10 @@ async def preview(_console: Console, request: Request, session: Session) -> View
     link, kind = link_of(request, session), _kind(request)
     fields = {name: ",".join(request.query_params.getlist(name)) for name in request.query_params}
     if fields.get("selected") and not fields.get("ids"):
-        raise Refused("nothing is selected: tick the messages that are meant")
+        raise RequestRefused("nothing is selected: tick the messages that are meant")
     rights = await link.rights()
     if not rights.manage:
-        raise Refused(f"{rights.user} may not manage this broker", right=True)
+        raise RequestRefused(f"{rights.user} may not manage this broker", right=True)
 
     told, total, whole = await _told(link, kind, fields)
     about = {name: fields[name] for name in (*kind.about, "ids", "from", "why") if name in fields}
@@ -133,14 +133,14 @@ def kinds_said(kind: Kind, fields: Mapping[str, str]) -> str:
 async def _begun(console: Console, session: Session, link: BrokerLink, kind: Kind, fields: Mapping[str, str]) -> Job:
     number = fields.get("once", "")
     if not _ONCE.fullmatch(number):
-        raise Refused("nothing was done: look at what it would do first")
+        raise RequestRefused("nothing was done: look at what it would do first")
     if number in session.jobs:  # the form was sent twice
         return session.jobs[number]
     if sum(job.progress is Progress.RUNNING for job in session.jobs.values()) >= MOST_JOBS:
-        raise Refused("nothing was done: too many changes of yours are under way")
+        raise RequestRefused("nothing was done: too many changes of yours are under way")
     to = fields.get("to", "")
     if "to" in kind.asks and not to:
-        raise Refused("nothing was done: choose the queue that they come to")
+        raise RequestRefused("nothing was done: choose the queue that they come to")
 
     told, total, whole = await _told(link, kind, fields)
     shown = fields.get("total", "")

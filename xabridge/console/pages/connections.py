@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from xabridge.console.brokers import Refused
+from xabridge.console.brokers import RequestRefused
 from xabridge.console.pages.requests import chosen, link_of, of_each, page_of
 from xabridge.console.view import View
 
@@ -54,7 +54,7 @@ async def connection(_console: Console, request: Request, session: Session) -> V
     number = request.query_params.get("number", "")
     found = next((one for one in await _all(link) if one["number"] == number), None)
     if found is None:
-        raise Refused(f"there is no connection {number} any more")
+        raise RequestRefused(f"there is no connection {number} any more")
     context = {
         "title": f"Connection {number}",
         "connection": found,

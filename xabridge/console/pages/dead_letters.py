@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from xabridge.console.brokers import Trouble
+from xabridge.console.brokers import BrokerProblem
 from xabridge.console.pages.messages import reason_of
 from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each
 from xabridge.console.view import View
@@ -72,7 +72,7 @@ async def groups_of(link: BrokerLink, most: int = 1000, only: str = "") -> Group
     for one in queues[:QUEUES]:
         try:
             letters = await link.ask("messages", queue=one["name"], count=LOOKED_AT)
-        except Trouble:
+        except BrokerProblem:
             continue  # it was deleted meanwhile, say
         looked += len(letters)
         groups += _grouped(one["name"], letters, more=one["depth"] > len(letters) >= LOOKED_AT)
@@ -108,7 +108,7 @@ async def reasons(console: Console, request: Request, session: Session) -> View:
     for letter in letters:
         try:
             told = await link.ask("read", queue=queue, id=letter["id"])
-        except Trouble as trouble:
+        except BrokerProblem as trouble:
             if getattr(trouble, "right", False):
                 raise
             continue

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import RedirectResponse
 
-from xabridge.console.brokers import BrokerLink, Refused, Trouble
+from xabridge.console.brokers import BrokerLink, BrokerProblem, RequestRefused
 from xabridge.console.console import WAITING
 from xabridge.console.security import form_of
 from xabridge.console.view import View
@@ -93,18 +93,18 @@ async def _tried(console: Console, user: str, password: str) -> tuple[dict[str, 
         return links, ""
     for link in links.values():
         link.close()
-    if any(isinstance(result, Refused) for result in results):
+    if any(isinstance(result, RequestRefused) for result in results):
         return None, ""
     return None, "; ".join(f"{name} is away: {why}" for name, why in zip(links, results, strict=True))
 
 
-async def _opened(link: BrokerLink) -> Trouble | None:
+async def _opened(link: BrokerLink) -> BrokerProblem | None:
     try:
         await asyncio.wait_for(link.open(), PATIENCE_S)
-    except Trouble as why:
+    except BrokerProblem as why:
         return why
     except TimeoutError:
-        return Trouble("it has not answered yet")
+        return BrokerProblem("it has not answered yet")
     return None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dtx.amqp.decoding import DecodeError
 from dtx.broker.management.messages import MAX_READ
 from rm_amqp.message import Message
-from xabridge.console.brokers import Refused
+from xabridge.console.brokers import RequestRefused
 from xabridge.console.pages.requests import checked_form, link_of
 from xabridge.console.view import View
 from xabridge.text import json_value
@@ -47,7 +47,7 @@ async def read(console: Console, request: Request, session: Session) -> View:
 async def _shown(link: BrokerLink, queue: str, number: str, content: bytes | None) -> View:
     found = await link.ask("messages", queue=queue, ids=number)
     if not found:
-        raise Refused(f"there is no message {number} in {queue} any more: somebody has taken it, or moved it")
+        raise RequestRefused(f"there is no message {number} in {queue} any more: somebody has taken it, or moved it")
     told = await link.queue(queue)
     context = {
         "title": f"Message {number}",

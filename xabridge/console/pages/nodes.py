@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xabridge.console.brokers import Trouble
+from xabridge.console.brokers import BrokerProblem
 from xabridge.console.charts import PHASES, timeline
 from xabridge.console.pages.requests import BrokerReply, check_may_look
 from xabridge.console.view import View
@@ -90,5 +90,5 @@ async def _answers(console: Console, session: Session) -> list[BrokerReply[Node]
 async def _answer(link: NodeLink) -> BrokerReply[Node]:
     try:
         return BrokerReply(link.name, await link.look())
-    except Trouble as trouble:
+    except BrokerProblem as trouble:
         return BrokerReply(link.name, None, str(trouble))

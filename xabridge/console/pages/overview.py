@@ -7,14 +7,14 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from xabridge.console.brokers import Trouble
+from xabridge.console.brokers import BrokerProblem
 from xabridge.console.pages.dead_letters import groups_of
 from xabridge.console.pages.nodes import node_lines
 from xabridge.console.pages.pipelines import batches_under_way, seen_by, views_of
 from xabridge.console.pages.requests import of_each
 from xabridge.console.pages.transactions import survey_for
 from xabridge.console.view import View
-from xabridge.operations.survey import Known
+from xabridge.operations.survey import DecisionKnowledge
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -49,7 +49,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class InDoubtFigure:
     """What is in doubt. `batches`: so many transactions are batches of pipelines that are under way, and left out."""
 
     found: Survey | None
@@ -60,7 +60,7 @@ class Doubt:
     @property
     def waits(self) -> int:
         """Those that nobody here can decide."""
-        return sum(view.decision in (Known.UNKNOWN, Known.ENDED) for view in self.transactions)
+        return sum(view.decision in (DecisionKnowledge.UNKNOWN, DecisionKnowledge.ENDED) for view in self.transactions)
 
     @property
     def stuck(self) -> int:
@@ -69,7 +69,7 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed(Generic[T]):
+class Listing(Generic[T]):
     """The nodes or the pipelines; `why` says why nothing is known of them."""
 
     found: list[T] = field(default_factory=list)
@@ -108,26 +108,26 @@ async def overview(console: Console, _request: Request, session: Session) -> Vie
     return View("overview.html", context)
 
 
-async def _survey(console: Console, session: Session) -> Survey | Trouble:
+async def _survey(console: Console, session: Session) -> Survey | BrokerProblem:
     try:
         return await survey_for(console, session)
-    except Trouble as trouble:
+    except BrokerProblem as trouble:
         return trouble
 
 
-def _doubt(survey: Survey | Trouble, pipelines: list[PipelineView]) -> Doubt:
-    if isinstance(survey, Trouble):
-        return Doubt(None, why=str(survey))
+def _doubt(survey: Survey | BrokerProblem, pipelines: list[PipelineView]) -> InDoubtFigure:
+    if isinstance(survey, BrokerProblem):
+        return InDoubtFigure(None, why=str(survey))
     batches = batches_under_way(pipelines)
     others = tuple(view for view in survey.transactions if view.gtrid not in batches)
-    return Doubt(survey, others, len(survey.transactions) - len(others))
+    return InDoubtFigure(survey, others, len(survey.transactions) - len(others))
 
 
-async def _listed(asked: Awaitable[list[T]]) -> Listed[T]:
+async def _listed(asked: Awaitable[list[T]]) -> Listing[T]:
     try:
-        return Listed(await asked)
-    except Trouble as trouble:
-        return Listed(why=str(trouble))
+        return Listing(await asked)
+    except BrokerProblem as trouble:
+        return Listing(why=str(trouble))
 
 
 async def _pipelines(console: Console, session: Session) -> list[PipelineView]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from xa.open_string import OpenString
-from xabridge.console.brokers import Refused, Trouble
+from xabridge.console.brokers import BrokerProblem, RequestRefused
 from xabridge.console.pages.requests import check_may_look
 from xabridge.console.view import View
 
@@ -106,9 +106,9 @@ async def pipelines(console: Console, _request: Request, session: Session) -> Vi
     """All of them. Who may look at the first broker may see them."""
     try:
         found, trouble = await seen_by(console, session), ""
-    except Refused:
+    except RequestRefused:
         raise
-    except Trouble as why:
+    except BrokerProblem as why:
         found, trouble = (), str(why)
 
     context = {
@@ -125,7 +125,8 @@ async def pipelines(console: Console, _request: Request, session: Session) -> Vi
 
 
 async def seen_by(console: Console, session: Session) -> tuple[PipelineStatus, ...]:
-    """The pipelines, for who may see them. Refused: this user may not. Trouble: nothing is known of them."""
+    """The pipelines, for who may see them. RequestRefused: this user may not. BrokerProblem: nothing is known of
+    them."""
     if console.pipelines.configured:
         await check_may_look(session)
     return await console.pipelines.look()
@@ -198,7 +199,7 @@ async def _lags(console: Console, session: Session, status: PipelineStatus) -> t
             try:
                 known = {one["name"]: one for one in await link.queues()}
                 trouble = "there is no such queue"
-            except Trouble as why:
+            except BrokerProblem as why:
                 trouble = str(why)
 
         for queue in _queues(names, known):

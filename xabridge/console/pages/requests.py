@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from starlette.exceptions import HTTPException
 
-from xabridge.console.brokers import Away, Trouble
+from xabridge.console.brokers import BrokerProblem, BrokerUnreachable
 from xabridge.console.security import form_of
 
 if TYPE_CHECKING:
@@ -55,20 +55,20 @@ async def of_each(links: list[BrokerLink], question: Callable[[BrokerLink], Awai
     async def asked(link: BrokerLink) -> BrokerReply[T]:
         try:
             return BrokerReply(link.name, await question(link))
-        except Trouble as trouble:
+        except BrokerProblem as trouble:
             return BrokerReply(link.name, None, str(trouble))
 
     return list(await asyncio.gather(*map(asked, links)))
 
 
 async def check_may_look(session: Session) -> None:
-    """Whoever may look at the first broker may see what is not a broker's: nodes, pipelines. Refused; Away: it can't be
-    asked."""
+    """Whoever may look at the first broker may see what is not a broker's: nodes, pipelines. RequestRefused;
+    BrokerUnreachable: it can't be asked."""
     first = next(iter(session.links.values()))
     try:
         await first.rights()
-    except Away as why:
-        raise Away(f"who may see this is asked at {first.name}, which is away: {why}") from None
+    except BrokerUnreachable as why:
+        raise BrokerUnreachable(f"who may see this is asked at {first.name}, which is away: {why}") from None
 
 
 def page_of(request: Request, count: int, size: int) -> tuple[int, int]:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from xabridge.console.brokers import Away, Refused, Trouble, Unknown
+from xabridge.console.brokers import BrokerProblem, BrokerUnreachable, RequestRefused, ResultUnknown
 from xabridge.console.in_doubt import HERE, together
 from xabridge.console.pages.requests import BrokerReply, checked_form, of_each, page_of
 from xabridge.console.view import View
 from xabridge.operations.branch_completion import Act
 from xabridge.operations.recovery_pass import would
-from xabridge.operations.service import END, RECOVER, Wanted
-from xabridge.operations.survey import Known, NotFound, State, advice, find, state_of
+from xabridge.operations.service import END, RECOVER, OperatorRequest
+from xabridge.operations.survey import DecisionKnowledge, NotFound, State, advice, find, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from xabridge.console.brokers import BrokerLink
     from xabridge.console.console import Console
-    from xabridge.console.in_doubt import Doubts
+    from xabridge.console.in_doubt import InDoubtOverview
     from xabridge.console.nodes import InDoubt, NodeLink
     from xabridge.console.sessions import Session
-    from xabridge.operations.service import Choice, Said
+    from xabridge.operations.service import Choice, OperatorAnswer
     from xabridge.operations.survey import Survey, TransactionView
 
 PAGE: Final = 20
@@ -41,11 +41,11 @@ VERBS: Final = {
 
 
 async def survey_for(console: Console, session: Session) -> Survey:
-    """What is in doubt, as far as this user may see it. Refused: nothing of it."""
+    """What is in doubt, as far as this user may see it. RequestRefused: nothing of it."""
     return (await doubts_for(console, session)).survey
 
 
-async def doubts_for(console: Console, session: Session) -> Doubts:
+async def doubts_for(console: Console, session: Session) -> InDoubtOverview:
     """The same, and as whose each transaction is shown."""
     own, answers = await asyncio.gather(_own(console, session), asyncio.gather(*map(_of_node, console.nodes)))
     nodes = {answer.broker: answer.told for answer in answers if answer.told is not None}
@@ -55,7 +55,7 @@ async def doubts_for(console: Console, session: Session) -> Doubts:
 async def _of_node(link: NodeLink) -> BrokerReply[InDoubt]:
     try:
         return BrokerReply(link.name, await link.in_doubt())
-    except Trouble as trouble:
+    except BrokerProblem as trouble:
         return BrokerReply(link.name, None, str(trouble))
 
 
@@ -124,7 +124,7 @@ async def transactions(console: Console, request: Request, session: Session) -> 
     return View("transactions.html", context)
 
 
-async def _places(console: Console, session: Session, doubts: Doubts) -> list[str]:
+async def _places(console: Console, session: Session, doubts: InDoubtOverview) -> list[str]:
     """Where this user may have a recovery pass made."""
     places = [HERE, *(name for name, node in doubts.nodes.items() if node.acting)]
     return [place for place in places if not await may_act(console, session, place)]
@@ -170,8 +170,8 @@ def _view(found: Survey, name: str) -> TransactionView:
         silent = [f"{place}: {why}" for place, why in found.unreachable.items()]
         silent += [found.log_trouble] if found.log_trouble is not None else []
         if silent:
-            raise Away(f"whether {name} is in doubt is not known now: {'; '.join(silent)}") from None
-        raise Refused(f"{name} is not in doubt any more") from None
+            raise BrokerUnreachable(f"whether {name} is in doubt is not known now: {'; '.join(silent)}") from None
+        raise RequestRefused(f"{name} is not in doubt any more") from None
 
 
 def _acts(view: TransactionView) -> list[str]:
@@ -184,7 +184,7 @@ def _acts(view: TransactionView) -> list[str]:
 
 def _gone(view: TransactionView) -> tuple[str, ...]:
     """The resources without which its decision can be ended: those that it names and that are not configured."""
-    if view.decision is not Known.COMMIT:
+    if view.decision is not DecisionKnowledge.COMMIT:
         return ()
     return tuple(dict.fromkeys(branch.resource for branch in view.in_doubt if not branch.configured))
 
@@ -200,17 +200,17 @@ async def choice(console: Console, request: Request, session: Session) -> View:
     return await _choice(console, session, place, _wanted(doing, name, on, gone), "")
 
 
-def _wanted(doing: str, name: str, on: str, gone: tuple[str, ...]) -> Wanted:
+def _wanted(doing: str, name: str, on: str, gone: tuple[str, ...]) -> OperatorRequest:
     if doing not in VERBS:
         raise HTTPException(404, "There is no such act.")
-    return Wanted(doing, name, (on,) if on else (), gone)
+    return OperatorRequest(doing, name, (on,) if on else (), gone)
 
 
-async def _choice(console: Console, session: Session, place: str, wanted: Wanted, why: str) -> View:
+async def _choice(console: Console, session: Session, place: str, wanted: OperatorRequest, why: str) -> View:
     await _check_right(console, session, place)
     chosen, ticket = await _chosen(console, place, wanted)
     if chosen.view is None:
-        raise Refused("nothing was done: there is nothing to show")
+        raise RequestRefused("nothing was done: there is nothing to show")
     context = {
         "title": f"{VERBS[wanted.doing]} {chosen.view.name}",
         "verb": VERBS[wanted.doing],
@@ -224,7 +224,7 @@ async def _choice(console: Console, session: Session, place: str, wanted: Wanted
     return View("choice.html", context)
 
 
-async def _chosen(console: Console, place: str, wanted: Wanted) -> tuple[Choice, str]:
+async def _chosen(console: Console, place: str, wanted: OperatorRequest) -> tuple[Choice, str]:
     if place == HERE:
         return await console.site.choose(wanted), ""
     return await _node(console, place).choose(wanted)
@@ -233,7 +233,7 @@ async def _chosen(console: Console, place: str, wanted: Wanted) -> tuple[Choice,
 async def _check_right(console: Console, session: Session, place: str) -> None:
     why = await may_act(console, session, place)
     if why:
-        raise Refused(why, right=True)
+        raise RequestRefused(why, right=True)
 
 
 async def act(console: Console, request: Request, session: Session) -> View | Response:
@@ -245,7 +245,7 @@ async def act(console: Console, request: Request, session: Session) -> View | Re
     wanted = _wanted(fields.get("act", ""), fields.get("name", ""), fields.get("on", ""), gone)
     try:
         said = await _carried_out(console, session, place, wanted, fields)
-    except Refused as refused:
+    except RequestRefused as refused:
         return await _choice(console, session, place, wanted, str(refused))
     session.told += [("good" if one.ok else "bad", one.text) for one in said]
     return RedirectResponse("/transactions", 303)
@@ -256,8 +256,8 @@ def _lines(text: str) -> tuple[str, ...]:
 
 
 async def _carried_out(
-    console: Console, session: Session, place: str, wanted: Wanted, fields: Mapping[str, str]
-) -> tuple[Said, ...]:
+    console: Console, session: Session, place: str, wanted: OperatorRequest, fields: Mapping[str, str]
+) -> tuple[OperatorAnswer, ...]:
     """Does it there, with a line in the log before and after."""
     heuristic = fields.get("heuristic") == "yes"
     asked: dict[str, Any] = {"act": wanted.doing, "node": place or console.site.node}
@@ -273,8 +273,14 @@ async def _carried_out(
         else:
             who = f"{session.shown}, by the console"
             said = await _node(console, place).carry_out(fields.get("ticket", ""), heuristic=heuristic, who=who)
-    except Trouble as trouble:
-        came = "refused" if isinstance(trouble, Refused) else "unknown" if isinstance(trouble, Unknown) else "failed"
+    except BrokerProblem as trouble:
+        came = (
+            "refused"
+            if isinstance(trouble, RequestRefused)
+            else "unknown"
+            if isinstance(trouble, ResultUnknown)
+            else "failed"
+        )
         console.audit(session, came, **asked, why=str(trouble))
         raise
     console.audit(session, "finished", **asked, ok=all(one.ok for one in said), said=[one.text for one in said])
@@ -285,7 +291,7 @@ async def expected(console: Console, request: Request, session: Session) -> View
     """What a recovery pass would do."""
     place = request.query_params.get("at", HERE)
     await _check_right(console, session, place)
-    chosen, ticket = await _chosen(console, place, Wanted(RECOVER))
+    chosen, ticket = await _chosen(console, place, OperatorRequest(RECOVER))
     context = {"title": "Recovery pass", "lines": chosen.told, "done": False, "at": place, "ticket": ticket}
     return View("recover.html", context)
 
@@ -295,6 +301,6 @@ async def recover(console: Console, request: Request, session: Session) -> View:
     fields = await checked_form(request, session)
     place = fields.get("at", HERE)
     await _check_right(console, session, place)
-    said = await _carried_out(console, session, place, Wanted(RECOVER), fields)
+    said = await _carried_out(console, session, place, OperatorRequest(RECOVER), fields)
     lines = [one.text for one in said]
     return View("recover.html", {"title": "Recovery pass", "lines": lines, "done": True, "at": place, "ticket": ""})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import RedirectResponse, Response
 
 from dtx.broker.access.credentials import CredentialsError, user_name, verifier_of
-from xabridge.console.brokers import Refused
+from xabridge.console.brokers import RequestRefused
 from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each
 from xabridge.console.view import View, address
 
@@ -58,12 +58,12 @@ async def set_password(console: Console, request: Request, session: Session) -> 
     fields = await checked_form(request, session)
     password = fields.get("password", "")
     if password != fields.get("again", ""):
-        raise Refused("nothing was done: the two passwords differ")
+        raise RequestRefused("nothing was done: the two passwords differ")
     try:
         name = user_name(fields.get("user", ""))
         verifier = verifier_of(name, password)
     except CredentialsError as error:
-        raise Refused(f"nothing was done: {error}") from None
+        raise RequestRefused(f"nothing was done: {error}") from None
     await link.change("set-user", user=name, verifier=str(verifier))
     console.audit(session, "set-user", broker=link.name, user=name)
     session.told.append(("good", f"The password of {name} is set."))

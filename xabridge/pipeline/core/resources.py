@@ -26,7 +26,7 @@ from xa import (
 )
 from xa.coroutines import drive
 from xa.open_string import shown
-from xa.resource_manager import NoWork
+from xa.resource_manager import RefusingRegistrar
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.task.databases import MARIADB, POSTGRES, SCHEMES, scheme_of
@@ -85,7 +85,7 @@ PROCESS: Final = Resources()
 
 def _made(name: str, url: str) -> Resource:
     try:
-        resource = Resource(name, RMID, ResourceConfig(expanded(f"resources.{name}", url)), NoWork())
+        resource = Resource(name, RMID, ResourceConfig(expanded(f"resources.{name}", url)), RefusingRegistrar())
     except ConfigurationError as error:
         raise PipelineError(str(error)) from error
     writes = is_lake(resource) or scheme_of(url) in SCHEMES

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from xabridge.pipeline.core.driver.upsert_branch import PAUSES_S
 from xabridge.pipeline.core.errors import BatchRefused
-from xabridge.pipeline.core.task.databases import RowsGone
+from xabridge.pipeline.core.task.databases import StagedRowsLost
 from xabridge.pipeline.core.task.postgres import DATABASE
 from xabridge.pipeline.core.task.staging_table import upsert
 
@@ -36,7 +36,7 @@ def decide_with_rows(
     for pause_s in (*PAUSES_S, None):
         try:
             log.decide_with(decision, write)
-        except RowsGone as error:
+        except StagedRowsLost as error:
             raise BatchRefused(f"rows can't be written with the decision: {error}") from error
         except DATABASE.errors as error:
             fault = DATABASE.fault(error)

@@ -14,7 +14,7 @@ from xa import TMFAIL, TMSUCCESS, Code, XaError
 from xabridge.pipeline.core.errors import BatchRefused
 from xabridge.pipeline.core.resources import ask_branches, call_resource, database_of, prepared_branches
 from xabridge.pipeline.core.retry import is_outage
-from xabridge.pipeline.core.task.databases import RowsGone
+from xabridge.pipeline.core.task.databases import StagedRowsLost
 from xabridge.pipeline.core.xids import is_upsert, upsert_xid
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _prepared(resource: Resource, branch: Branch, staged: Sequence[StagedRows], 
             if fault.in_the_way:
                 raise _InTheWay(str(error)) from error
             raise BatchRefused(told, of_rows=fault.of_rows, outage=fault.outage) from error
-        if isinstance(error, XaError | RowsGone):
+        if isinstance(error, XaError | StagedRowsLost):
             raise BatchRefused(told, of_rows=_is_integrity(error), outage=is_outage(error)) from error
         raise
     return None if answer is Code.XA_RDONLY else branch

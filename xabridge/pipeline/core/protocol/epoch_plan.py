@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from xa import Xid
     from xabridge.pipeline.core.ledger.rows import EpochRow, PipelineRow
     from xabridge.pipeline.core.protocol.ports import Ports
-    from xabridge.pipeline.core.protocol.source_clearance import Cleared
+    from xabridge.pipeline.core.protocol.source_clearance import ClearanceResult
     from xabridge.pipeline.core.values import Source
     from xabridge.pipeline.core.xids import Incarnation
 
@@ -241,7 +241,7 @@ class EpochPlanner:
         advance(EPOCH, state, EpochVerb.PLAN)
         return _read_plan(isolation, end, shards, rows, waiting.away)
 
-    async def _waiting(self, source: Source, cleared: Cleared) -> WaitingShards:
+    async def _waiting(self, source: Source, cleared: ClearanceResult) -> WaitingShards:
         """What is to be read now, of brokers that are cleared. One broker whose queues are named is not asked, because
         its tasks take what there is."""
         (first, *others) = source.shards
@@ -249,7 +249,7 @@ class EpochPlanner:
             return WaitingShards([first])
         return await look_once(self.ports, source, self.outage_s, cleared.away)
 
-    async def _next_isolation(self, gtrid: bytes, reader: QuerySource, cleared: Cleared) -> Isolation:
+    async def _next_isolation(self, gtrid: bytes, reader: QuerySource, cleared: ClearanceResult) -> Isolation:
         """How the try `gtrid` is isolated, after what came of the last try. It is noted before the try is planned, so
         that the other sources of the query get the same answer.
 
@@ -449,7 +449,7 @@ def _read_plan(
     return ReadPlan(parts, share, isolation.aside, exact=bool(isolation.suspects), skipped=skipped)
 
 
-def _is_searchable(isolation: Isolation, source: Source, cleared: Cleared) -> bool:
+def _is_searchable(isolation: Isolation, source: Source, cleared: ClearanceResult) -> bool:
     """Whether the suspected shard is one that the source can read now."""
     shard = isolation.shard
     if shard is None:

@@ -39,7 +39,7 @@ TakenMessages: TypeAlias = list[tuple[str, list[bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class WithheldMessages:
     """Which messages are not yielded, by their places in the order in which they were taken: those that count as
     delivered in vain, and those that are given back as they are."""
 
@@ -58,11 +58,11 @@ class PartitionPort(Protocol):
         """Takes messages under the branch that was started."""
         ...
 
-    async def judge(self, taken: TakenMessages) -> Judgement:
+    async def judge(self, taken: TakenMessages) -> WithheldMessages:
         """Reads the messages, and says which of them are not yielded."""
         ...
 
-    async def prepare(self, xid: Xid, judged: Judgement) -> Code | XaError:
+    async def prepare(self, xid: Xid, judged: WithheldMessages) -> Code | XaError:
         """Ends the branch and prepares it durably, with what was judged."""
         ...
 
@@ -80,11 +80,11 @@ class PartitionPort(Protocol):
         ...
 
 
-def judge(aside: int, bad: Collection[int], taken: int, told: int) -> Judgement:
+def judge(aside: int, bad: Collection[int], taken: int, told: int) -> WithheldMessages:
     """What becomes of `taken` messages of which so many are yielded. Bad ones were delivered in vain; so were those
     that are set aside, where others are yielded in the same batch."""
     set_aside = frozenset(range(min(aside, taken)))
-    return Judgement(set_aside | frozenset(bad)) if told else Judgement(frozenset(bad), set_aside)
+    return WithheldMessages(set_aside | frozenset(bad)) if told else WithheldMessages(frozenset(bad), set_aside)
 
 
 async def take(

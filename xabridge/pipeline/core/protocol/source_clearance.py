@@ -32,7 +32,7 @@ OVER: Final = DECIDED | {GtridState.ABORTED}
 
 
 @dataclass(slots=True)
-class Cleared:
+class ClearanceResult:
     """What clearance came to: brokers that are `away`, with the reason; resources where an earlier try may still hold
     messages (`unsure`); and which tries are fenced where."""
 
@@ -49,7 +49,7 @@ async def clear(
     resources: Collection[str],
     outage_s: float,
     away: Mapping[str, str],
-) -> Cleared:
+) -> ClearanceResult:
     """Clears the brokers of the source, but for those that are known to be `away`, with the reason. `keep` is the
     global transaction at work. PipelineError: a broker is away that is not skipped, or all of them are."""
     done = await _clear(ports, own, source, keep, resources, outage_s, away)
@@ -71,8 +71,8 @@ async def _clear(
     resources: Collection[str],
     outage_s: float,
     away: Mapping[str, str],
-) -> Cleared:
-    done = Cleared({name: why for name, why in away.items() if name in source.resources})
+) -> ClearanceResult:
+    done = ClearanceResult({name: why for name, why in away.items() if name in source.resources})
     patience_s = 0.0 if source.skips else outage_s
     await _fence(ports, source, keep, patience_s, done)
 
@@ -94,7 +94,7 @@ async def _clear(
     return done
 
 
-async def _fence(ports: Ports, source: Source, keep: bytes | None, patience_s: float, done: Cleared) -> None:
+async def _fence(ports: Ports, source: Source, keep: bytes | None, patience_s: float, done: ClearanceResult) -> None:
     """Step 1. It changes no outcome: what an earlier try has decided has every branch prepared, and another try is
     never decided, because the log says so before it is fenced."""
     for resource, gtrid in await ports.ledger.unfenced():

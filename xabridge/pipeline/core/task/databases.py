@@ -23,7 +23,7 @@ SCHEMES: Final = (*POSTGRES, *MARIADB)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class DatabaseFault:
     """What an error of a database means. `of_rows`: a row can never be written. `outage`: the database could not be
     reached, or the connection was lost. `in_the_way`: another transaction has locked rows."""
 
@@ -32,7 +32,7 @@ class Fault:
     in_the_way: bool = False
 
 
-class RowsGone(Exception):
+class StagedRowsLost(Exception):
     """Rows that were reported are not staged any more: the server has crashed, or the batch was aborted."""
 
 
@@ -96,7 +96,7 @@ class Database(Protocol):
     errors: tuple[type[Exception], ...]
     once: OnceTable
 
-    def fault(self, error: Exception) -> Fault:
+    def fault(self, error: Exception) -> DatabaseFault:
         """What one of `errors`, or an XaError, means."""
         ...
 
@@ -119,7 +119,7 @@ class Database(Protocol):
 
     def upsert(self, resource: Resource, gtrid: bytes, staged: Sequence[StagedRows], pipeline: bytes) -> None:
         """Upserts what was staged, under the branch that is at work. `pipeline` is what its gtrids begin with.
-        RowsGone; PipelineError: the target has no such column."""
+        StagedRowsLost; PipelineError: the target has no such column."""
         ...
 
 

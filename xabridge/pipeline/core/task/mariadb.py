@@ -29,7 +29,7 @@ from xa import XaError
 from xabridge.pipeline.core.errors import BatchRefused
 from xabridge.pipeline.core.retry import OUTAGE_CODES
 from xabridge.pipeline.core.task import once_mariadb
-from xabridge.pipeline.core.task.databases import Fault, RowsGone
+from xabridge.pipeline.core.task.databases import DatabaseFault, StagedRowsLost
 from xabridge.pipeline.core.task.mariadb_session import (
     LOCKED,
     asked,
@@ -195,7 +195,7 @@ def _values(cells: str) -> list[object]:
 
 # --- the driver's side ------------------------------------------------------------------------------------------------
 def upsert(connection: PymysqlConnection, gtrid: bytes, staged: Sequence[StagedRows]) -> None:
-    """Upserts what was staged, under the branch of `connection`. pymysql.MySQLError, RowsGone, BatchRefused."""
+    """Upserts what was staged, under the branch of `connection`. pymysql.MySQLError, StagedRowsLost, BatchRefused."""
     for one in in_order(staged):
         begin(connection, one.target)
         behind = _on_duplicate(one.target, one.columns)
@@ -216,7 +216,7 @@ def _staged(connection: PymysqlConnection, gtrid: bytes, staged: StagedRows) -> 
         if len(page) < PAGE:
             break
     if len(found) != staged.rows:
-        raise RowsGone(f"{staged.target.table}: {staged.rows} rows were staged, but only {len(found)} are there")
+        raise StagedRowsLost(f"{staged.target.table}: {staged.rows} rows were staged, but only {len(found)} are there")
     return found
 
 
@@ -238,12 +238,12 @@ class Maria:
     errors: tuple[type[Exception], ...] = (pymysql.MySQLError,)
     once: OnceTable = once_mariadb.TABLE
 
-    def fault(self, error: Exception) -> Fault:
+    def fault(self, error: Exception) -> DatabaseFault:
         if isinstance(error, XaError):
-            return Fault(outage=error.code in OUTAGE_CODES)
+            return DatabaseFault(outage=error.code in OUTAGE_CODES)
         failure = failure_of(error)
         outage = is_loss(failure) or failure.number in _FULL
-        return Fault(failure.number in _ROW_ERRORS, outage, failure.number in _IN_THE_WAY)
+        return DatabaseFault(failure.number in _ROW_ERRORS, outage, failure.number in _IN_THE_WAY)
 
     def writer(self, resource: Resource, target: TableTarget, orphans: Callable[[], int]) -> MariaWriter:
         return MariaWriter(session_of(resource), target, orphans)

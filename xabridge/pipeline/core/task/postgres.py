@@ -9,7 +9,7 @@ import psycopg
 from xa import XaError
 from xabridge.pipeline.core.retry import OUTAGE_CODES
 from xabridge.pipeline.core.task import once_postgres
-from xabridge.pipeline.core.task.databases import Fault
+from xabridge.pipeline.core.task.databases import DatabaseFault
 from xabridge.pipeline.core.task.staging_table import PostgresStaging, upsert
 from xabridge.pipeline.core.task.table_writer import TableWriter
 
@@ -35,15 +35,15 @@ class Postgres:
     errors: tuple[type[Exception], ...] = (psycopg.Error,)
     once: OnceTable = once_postgres.TABLE
 
-    def fault(self, error: Exception) -> Fault:
+    def fault(self, error: Exception) -> DatabaseFault:
         if isinstance(error, XaError):
-            return Fault(outage=error.code in OUTAGE_CODES)
+            return DatabaseFault(outage=error.code in OUTAGE_CODES)
         state = getattr(error, "sqlstate", None)
         told = (state or "")[:2] in {"22", "23", "44"} or state == "P0001"
         of_rows = told or isinstance(error, psycopg.DataError)  # psycopg itself refuses a NUL
         lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         outage = lost and (state is None or state[:2] in {"08", "53"} or state[:3] == "57P")
-        return Fault(of_rows, outage, isinstance(error, _IN_THE_WAY))
+        return DatabaseFault(of_rows, outage, isinstance(error, _IN_THE_WAY))
 
     def writer(self, resource: Resource, target: TableTarget, orphans: Callable[[], int]) -> TableWriter:
         return TableWriter(resource.rm.session(resource.rmid).psycopg, target, orphans)

@@ -146,7 +146,7 @@ class BlockingPartition:
     async def take(self, queue: str, count: int) -> list[bytes] | XaError:
         return self._ask("take", lambda: self._rm.session(self._resource.rmid).gather(queue, count))
 
-    async def judge(self, taken: TakenMessages) -> partition_read.Judgement:
+    async def judge(self, taken: TakenMessages) -> partition_read.WithheldMessages:
         sorting = _sorting(self._partition, self._body)
         self.rows = list(decode_messages(_with_queues(taken), self._chunk, sorting))
         address = self._partition.bad_address
@@ -166,7 +166,7 @@ class BlockingPartition:
             logger.warning("%s: the first of %d messages failed alone: %s", self._partition.xid, count, told)
         return judged
 
-    async def prepare(self, xid: Xid, judged: partition_read.Judgement) -> Code | XaError:
+    async def prepare(self, xid: Xid, judged: partition_read.WithheldMessages) -> Code | XaError:
         def ask() -> Code:
             if self._bad:  # before the end, so that a branch that has ended has sent them
                 self._rm.session(self._resource.rmid).post(self._partition.bad_address, self._bad)

@@ -31,7 +31,7 @@ from psycopg import sql
 
 from rm_db.postgres.database import connect
 from xabridge.pipeline.core.errors import PipelineError
-from xabridge.pipeline.core.task.databases import RowsGone
+from xabridge.pipeline.core.task.databases import StagedRowsLost
 from xabridge.pipeline.core.task.staged_rows import StagedCounts, in_order
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class PostgresStaging:
 # --- the driver's side ------------------------------------------------------------------------------------------------
 def upsert(connection: Any, gtrid: bytes, staged: Sequence[StagedRows], pipeline: bytes) -> None:
     """Upserts what was staged (rows without a key are inserted), in the transaction of `connection`, and deletes what
-    gtrids that begin with `pipeline` have staged. psycopg.Error, RowsGone; PipelineError: the target has no such
+    gtrids that begin with `pipeline` have staged. psycopg.Error, StagedRowsLost; PipelineError: the target has no such
     column."""
     cursor = connection.cursor()
     for (target, columns), group in groupby(in_order(staged), key=lambda one: (one.target, one.columns)):
@@ -158,11 +158,11 @@ class _Upsert:
         self._cursor.execute("RELEASE SAVEPOINT xabridge")
 
     def _check(self) -> None:
-        """RowsGone: rows are missing. The table is unlogged, so nothing else would notice that."""
+        """StagedRowsLost: rows are missing. The table is unlogged, so nothing else would notice that."""
         self._cursor.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(sql.Identifier(NAME), self._where))
         (found,) = self._cursor.fetchone()
         if found != self._rows:
-            raise RowsGone(f"{self._target.table}: {self._rows} rows were staged, but only {found} are there")
+            raise StagedRowsLost(f"{self._target.table}: {self._rows} rows were staged, but only {found} are there")
 
     def _row_by_row(self, types: Sequence[str]) -> None:
         values = sql.SQL(", ").join(
