@@ -21,6 +21,7 @@ from sqlalchemy import make_url, text
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_openwire.java_brokers import BROKERS
 from tests.simulation.seeds import few
+from tests.waiting import until
 from tm import ResourceConfig, TransactionManager
 from xabridge.testing.broker import BrokerProcess
 
@@ -197,10 +198,7 @@ def test_ctrl_c_twice_while_a_resource_does_not_answer(postgres: Postgres, tmp_p
                     press.start()
             assert time.monotonic() - began < LONGEST_WAIT_S
             go_on()
-            deadline = time.monotonic() + PATIENCE_S
-            while not manager.recover().clean:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            until(lambda manager=manager: manager.recover().clean)  # type: ignore[misc]
             assert ids_of(manager, "shop") == received(manager)
     finally:
         go_on()

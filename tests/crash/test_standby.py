@@ -23,12 +23,13 @@ from rm_amqp import Message
 from tests.crash.forked import ForkedProcess
 from tests.rm_db.proxy import Proxy
 from tests.simulation.seeds import EVERY_POINT
+from tests.waiting import until
 from tm import TransactionManager
 from xabridge.testing.amqp_client import Client, run
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.postgres import Postgres
@@ -107,14 +108,6 @@ def brokers(postgres: Postgres, tmp_path: Path) -> Iterator[tuple[StandingBroker
         yield both[0], both[1]
 
 
-def until(reached: Callable[[], object], what: str) -> None:
-    """Waits."""
-    end = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < end, f"not reached: {what}"
-        time.sleep(0.05)
-
-
 def killed(active: StandingBroker, other: StandingBroker) -> None:
     """It dies, the other one takes over."""
     active.signal(signal.SIGKILL)
@@ -177,7 +170,7 @@ def test_two_brokers_on_one_store_lose_and_split_nothing(
 
         assert len(rows(shop)) < ORDERS * ROUNDS, "there was nothing to do any more when the last fault came"
         hurry.set()
-        until(lambda: rows(shop) == list(range(ORDERS * ROUNDS)), f"every order is a row: {failures[-3:]}")
+        until(lambda: rows(shop) == list(range(ORDERS * ROUNDS)), lambda: f"every order is a row: {failures[-3:]}")
         stop.set()
         for thread in threads:
             thread.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,7 @@ from rm_amqp.session import TOGETHER
 from tests.rm_amqp.client import RMID, Client, NetworkClient
 from tests.rm_amqp.messaging_suite import *  # noqa: F403 — the suite
 from tests.rm_amqp.network import Network
+from tests.waiting import until
 from xa import (
     TMRESUME,
     TMSUSPEND,
@@ -227,9 +227,7 @@ def test_the_next_batch_is_sent_while_one_is_handled(
     client.put(queue, range(200))
     with client.work() as session:
         assert len(session.receive_batch(queue, 40, 5)) == 40
-        deadline = time.monotonic() + 20
-        while len(other.look(queue)) > 200 - 40 - 64:
-            assert time.monotonic() < deadline
+        until(lambda: len(other.look(queue)) <= 200 - 40 - 64)
 
 
 def test_what_was_sent_ahead_goes_back_when_the_resource_manager_is_closed(connect: Connect, queue: str) -> None:

@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from rm_db import DecidingDatabase, MariaResource, PostgresResource
 from tests.postgres import Postgres
 from tests.tm.wrapped import DECIDER_VERBS, VERBS, hooked
+from tests.waiting import until
 from tm import OutcomeUnknown, ResourceConfig, RolledBack, TransactionManager
 
 if TYPE_CHECKING:
@@ -168,9 +169,7 @@ def _transact(manager: TransactionManager, strike: Strike, number: int) -> bool 
 
 
 def _recover(manager: TransactionManager) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not manager.recover().clean:
-        assert time.monotonic() < deadline, manager.last_report
+    until(lambda: manager.recover().clean, lambda: manager.last_report)
 
 
 def _rows(urls: dict[str, str]) -> dict[str, set[int]]:
@@ -230,16 +229,16 @@ def test_several_nodes_whose_processes_are_killed(mariadb: MariaDB, postgres: Po
         workers[node].send_signal(signal.SIGKILL)
         workers[node].wait(timeout=PATIENCE_S)
 
+    def errors() -> list[str]:
+        return [(tmp_path / f"{node}.err").read_text()[-2000:] for node in workers]
+
     def told(node: str) -> set[int]:
         return {int(line) for line in (tmp_path / f"{node}.told").read_text().splitlines()}
 
     try:
         for node in ("node-1", "node-2"):
             start(node)
-        deadline = time.monotonic() + PATIENCE_S
-        while not all(map(told, workers)):
-            assert time.monotonic() < deadline, [(tmp_path / f"{node}.err").read_text()[-2000:] for node in workers]
-            time.sleep(0.1)
+        until(lambda: all(map(told, workers)), errors)
         for number in range(ROUNDS):
             time.sleep(chance.uniform(0.1, 0.5))  # a moment for it to be in the middle of something
             if number % 2 == 1:
@@ -250,9 +249,7 @@ def test_several_nodes_whose_processes_are_killed(mariadb: MariaDB, postgres: Po
             reap(node)
             before = told(node)
             start(node)
-            while told(node) == before:
-                assert time.monotonic() < deadline, (tmp_path / f"{node}.err").read_text()[-2000:]
-                time.sleep(0.05)
+            until(lambda node=node, before=before: told(node) != before, errors)  # type: ignore[misc]
     finally:
         for node in workers:
             reap(node)

@@ -9,13 +9,13 @@ import fcntl
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from tests.java_process import JavaProcess, java_program
+from tests.waiting import until
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
@@ -152,10 +152,7 @@ def replicated_pair(folder: Path) -> tuple[Replicated, Replicated]:
     backup = Replicated(folder / "backup", "backup", ports[0], ports[1])
     primary.start()
     backup.start()
-    give_up = time.monotonic() + 60
-    while primary.ask("replicated") != "true":
-        assert time.monotonic() < give_up, "the backup does not replicate"
-        time.sleep(0.2)
+    until(lambda: primary.ask("replicated") == "true", "the backup does not replicate")
     return primary, backup
 
 

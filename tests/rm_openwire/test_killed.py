@@ -21,6 +21,7 @@ from tests.rm_db.proxy import Proxy
 from tests.rm_openwire.client import RMID, Client, new_name
 from tests.rm_openwire.java_brokers import JavaBroker, replicated_pair
 from tests.simulation.seeds import EVERY_POINT
+from tests.waiting import until
 from tm import OutcomeUnknown, RolledBack, TransactionManager
 from xa import XaError
 
@@ -105,13 +106,12 @@ def put(broker: JavaBroker, queue: str, body: str) -> None:
 
 def settle(manager: TransactionManager, clients: list[Client]) -> None:
     """Recovery, until nothing is in doubt."""
-    give_up = time.monotonic() + 60
-    while True:
+
+    def settled() -> bool:
         manager.recover()
-        if not any(client.in_doubt() for client in clients):
-            return
-        assert time.monotonic() < give_up, [client.in_doubt() for client in clients]
-        time.sleep(0.2)
+        return not any(client.in_doubt() for client in clients)
+
+    until(settled, lambda: [client.in_doubt() for client in clients])
 
 
 def check(clients: list[Client], queue: str, told: bool | None, body: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 from rm_amqp import Message
 from tests.rm_openwire.client import Client, new_name
 from tests.tm.telemetry.test_telemetry import Exported
 from tests.tm.telemetry.traced import check_messages_are_traced
+from tests.waiting import until
 from tm import TransactionManager
 from xabridge.cli.main import main
 
@@ -35,10 +35,7 @@ def test_a_consumer(broker: JavaBroker, tmp_path: Path) -> None:
             tx["broker"].send(out, Message(f"{message.body} handled"))
 
         with handle:
-            give_up = time.monotonic() + 60
-            while handle.counts.handled < 20 or handle.counts.dead_lettered < 1:
-                assert time.monotonic() < give_up, handle.counts
-                time.sleep(0.05)
+            until(lambda: handle.counts.handled >= 20 and handle.counts.dead_lettered, lambda: handle.counts)
     assert sorted(client.look(out)) == sorted(f"{number} handled" for number in range(20))
     assert client.look(queue) == []
     assert client.look(f"{queue}.dead") == ["bad"]

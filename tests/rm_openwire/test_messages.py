@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -24,6 +23,7 @@ from rm_openwire.wire import (
 )
 from tests.rm_amqp.messaging_suite import *  # noqa: F403 — the suite
 from tests.rm_openwire.client import RMID, Client, new_name
+from tests.waiting import until
 from xa import Code, ResourceError, XaMisuse
 
 if TYPE_CHECKING:
@@ -69,10 +69,8 @@ def test_prefetch(client: Client, queue: str) -> None:
         with pytest.raises(NoMessage):
             session.receive(new_name(), 0)
     other.rm.close("", RMID)  # in order, so that the broker has what was sent ahead back
-    left, until = [str(n) for n in range(16, 30)], time.monotonic() + 10
-    while client.look(queue) != left:  # Artemis answers before each of them is back in the queue
-        assert time.monotonic() < until, client.look(queue)
-        time.sleep(0.05)
+    left = [str(n) for n in range(16, 30)]  # Artemis answers before each of them is back in the queue
+    until(lambda: client.look(queue) == left, lambda: client.look(queue))
 
 
 def test_selectors(client: Client, queue: str) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.tm.log.waiting import until
 from tests.tm.shop import elsewhere, outcome_of
 from tests.tm.wrapped import Gate, Wrapped
+from tests.waiting import until
 from tm import (
     GlobalState,
     HeuristicMixed,

@@ -27,6 +27,7 @@ from dtx.protocol.replies import Recovered
 from dtx.protocol.replies import Result as Told
 from dtx.store.contract import Step
 from tests.dtx.broker.remote import BrokerGoneError
+from tests.waiting import until
 from xa import Code, Xid
 from xabridge.testing.contract.client import case
 
@@ -242,14 +243,6 @@ def post(peer: RemotePeer, body: str, txn_id: bytes | None = None, **said: Any) 
     octets = bytes(Message(body=body, **said).encode())
     peer.send_octets(peer.sender("orders"), octets, peer.name("m"), txn_id)
     peer.world.pump()
-
-
-def until(reached: Callable[[], bool]) -> None:
-    """Looks again and again."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < deadline, "it does not come to that"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("step", list(Step))

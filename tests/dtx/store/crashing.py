@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.store.contract import PENDING, Batch, Step, StoreError
 from dtx.store.sql import SqlStore, fsync_latency
-from tests.dtx.store.stores import Loop, until
+from tests.dtx.store.stores import Loop
+from tests.waiting import until
 from xa import Xid
 
 if TYPE_CHECKING:

@@ -149,14 +149,6 @@ class Place:
             self._opened.pop().close()
 
 
-def until(reached: Callable[[], bool]) -> None:
-    """Waits until something is so that nobody tells."""
-    end = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def enqueued(numbers: Sequence[int], queue: int, payload: bytes = b"payload") -> Batch:
     """A batch that enqueues messages with these numbers, in this order."""
     batch = Batch()

@@ -18,8 +18,9 @@ from sqlalchemy import make_url
 from dtx.store.contract import Step, StoreError, StoreLocked, StoreStopped
 from dtx.store.sql import SqlStore, lease, postgres
 from dtx.store.sql.lease import Lease
-from tests.dtx.store.stores import WAIT_S, Clock, Loop, Opened, enqueued, until
+from tests.dtx.store.stores import WAIT_S, Clock, Loop, Opened, enqueued
 from tests.simulation.seeds import few, many
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

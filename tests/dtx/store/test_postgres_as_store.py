@@ -15,7 +15,7 @@ import pytest
 from dtx.store.contract import StoreError
 from dtx.store.sql import SqlStore
 from rm_amqp import Message
-from tests.dtx.store.stores import until
+from tests.waiting import until
 from tm import TransactionError, TransactionManager
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from dtx.store.sql import SqlStore, fsync_latency
 from dtx.store.sql.fsync_latency import FOR_EACH, QUICK_S, SLOW_S, ForcePace
 from dtx.store.sql.sqlite import PAGE_SIZE, DiskSpace
 from dtx.store.sql.writer import SMALL_OCTETS, SMALL_ROWS
-from tests.dtx.store.stores import Clock, Loop, Opened, enqueued, until
+from tests.dtx.store.stores import Clock, Loop, Opened, enqueued
+from tests.waiting import until
 from xa import Xid
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ and other sessions hear "unknown" of a branch that is there.
 from __future__ import annotations
 
 import threading
-import time
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from rm_db.mariadb import prepared_branches
 from rm_db.mariadb.xid import lock_name
+from tests.waiting import until
 from xa import BranchRolledBack, Code, ResourceUnavailable, Xid
 from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_key, new_xid, refused
 
@@ -48,9 +48,7 @@ def test_a_session_completes_its_own_branch_and_is_used_again(client: Client, ha
         xid = client.prepared(new_key())
         threads.add(holder(harness, xid))
         client.commit(xid)
-        deadline = time.monotonic() + PATIENCE_S
-        while holder(harness, xid) is not None:  # its lock is let go behind the reply
-            assert time.monotonic() < deadline
+        until(lambda xid=xid: holder(harness, xid) is None)  # type: ignore[misc]  # its lock is let go behind the reply
     assert len(threads) == 1
 
 

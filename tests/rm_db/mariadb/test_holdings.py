@@ -13,6 +13,7 @@ from sqlalchemy import make_url
 
 from rm_db.mariadb.holdings import Locks, report
 from tests.rm_db.mariadb.test_statements import begin
+from tests.waiting import until
 from xa import TMENDRSCAN, TMSTARTRSCAN, Code, Xid
 from xa.holdings import Holding, Relation
 from xabridge.testing.contract.client import RMID, Client, new_xid
@@ -71,10 +72,9 @@ def test_what_somebody_waits_for_has_a_name(client: Client, harness: MariaHarnes
         rival.select_db(harness._url.database)
         waits = threading.Thread(target=rival.query, args=("UPDATE account SET amount = 2",))
         waits.start()
-        deadline = time.monotonic() + PATIENCE_S
-        while len(held := in_doubt(client)[xid].holdings) < 2:
-            assert time.monotonic() < deadline
-        assert held[1] == Holding(Relation.LOCKED, f"{harness._url.database}.account", "row")
+        until(lambda: len(in_doubt(client)[xid].holdings) == 2)
+        locked = in_doubt(client)[xid].holdings[1]
+        assert locked == Holding(Relation.LOCKED, f"{harness._url.database}.account", "row")
         client.rollback(xid)
         waits.join()
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.tm.log.waiting import until
 from tests.tm.shop import elsewhere, outcome_of
 from tests.tm.wrapped import VERBS, hooked
+from tests.waiting import until
 from tm import ProtocolMisuse, RolledBack, Verdict
 from tm.concurrency.uninterrupted import StillGoingOn, UninterruptedCalls
 

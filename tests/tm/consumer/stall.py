@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rm_amqp import Message
-from tests.tm.log.waiting import until
+from tests.waiting import until
 from tm import Consumer, ResourceConfig, TransactionManager
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 

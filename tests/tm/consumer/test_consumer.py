@@ -21,9 +21,9 @@ from rm_amqp import Message
 from rm_amqp.driver import PendingOutcome
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import KINDS, PATIENCE_S, Stall
-from tests.tm.log.waiting import until
 from tests.tm.telemetry.asking import said
 from tests.tm.telemetry.test_telemetry import Exported, attributes
+from tests.waiting import until
 from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
 from tm.consumer.failures import name_of, place_of
 from tm.consumer.history import BREAKS

@@ -10,7 +10,7 @@ from sqlalchemy import NullPool, create_engine, text
 
 from rm_amqp import Message
 from tests.rm_amqp.embedded import EmbeddedBroker
-from tests.tm.log.waiting import until
+from tests.waiting import until
 from tm import TransactionManager
 
 if TYPE_CHECKING:

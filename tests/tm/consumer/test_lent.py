@@ -12,8 +12,8 @@ import transaction as zope  # type: ignore[import-untyped]
 
 from rm_amqp import Message
 from tests.tm.consumer.stall import KINDS
-from tests.tm.log.waiting import until
 from tests.tm.telemetry.asking import said
+from tests.waiting import until
 from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
 from tm.tx import TxInterface
 from tm.zope import DataManager

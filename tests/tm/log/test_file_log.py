@@ -16,7 +16,7 @@ import pytest
 
 from tests.tm.log.disk import Disk
 from tests.tm.log.samples import decision, gtrid
-from tests.tm.log.waiting import until
+from tests.waiting import until
 from tm.log import (
     FileLog,
     LogDamaged,

@@ -19,8 +19,8 @@ import pytest
 from sqlalchemy import event, text
 
 from tests.tm.log.samples import decision, gtrid, heuristic
-from tests.tm.log.waiting import until
 from tests.tm.shop import Clock
+from tests.waiting import until
 from tm.log import DecisionRefused, LogError, LogFull, LogLocked, LogStopped
 from tm.log.sql import SqlLog, read_sql_log
 from tm.log.sql.database import Database

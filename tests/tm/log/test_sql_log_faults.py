@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as NoConnection
 
 from tests.tm.log.proxy import Loss, Proxy
 from tests.tm.log.samples import decision, gtrid, heuristic
-from tests.tm.log.waiting import until
+from tests.waiting import until
 from tm.log import Decision, DecisionRefused, LogFull, LogStopped
 from tm.log.sql import SqlLog, retry
 from tm.log.sql.retry import PAUSES_S, REACTIONS, Reaction, reaction_to

@@ -9,12 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rm_amqp import Message
+from tests.waiting import until
 from tm import Configuration, ResourceConfig, TransactionManager
 from xabridge.app.supervisor import configuration_of, left_behind
 from xabridge.testing import TestBroker
@@ -92,11 +92,8 @@ class Shop:
             return [message.body for message in tx["other"].browse("done")]
 
     def wait_for(self, what: Any) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not what():
-            assert time.monotonic() < deadline, self.log.read_text()
-            assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.05)
+        until(lambda: what() or self.process.poll() is not None, self.log.read_text)
+        assert self.process.poll() is None, self.log.read_text()
 
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -151,10 +148,7 @@ def test_a_process_ends_with_its_supervisor(shop: Shop) -> None:
     assert len(children) == 2
     shop.process.kill()
     shop.process.wait(PATIENCE_S)
-    deadline = time.monotonic() + PATIENCE_S
-    while any(map(is_alive, children)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not any(map(is_alive, children)))
 
 
 def test_a_source_file_that_changes_is_loaded_again(shop: Shop) -> None:

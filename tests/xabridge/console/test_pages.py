@@ -17,6 +17,7 @@ from dtx.protocol.conditions import refused
 from rm_amqp import Message
 from rm_amqp.errors import Cause, ConnectionLost, lost_error
 from rm_amqp.management import ManagementClient
+from tests.waiting import until
 from tests.xabridge.console.conftest import HOST, break_down, choice, fields_of, place_of, text_of
 from tests.xabridge.console.scene import broker_with_users, url
 from tests.xabridge.traffic import Traffic, post
@@ -183,10 +184,7 @@ def test_the_user_of_the_settings_watches_while_nobody_is_there(
     )
     console = Console(ConsoleSettings(brokers=brokers), None, clock)
     with TestClient(application(console), base_url=HOST):
-        deadline = time.monotonic() + 30
-        while console.histories["main"].of("orders") is None or "second can't be watched" not in caplog.text:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: console.histories["main"].of("orders") and "second can't be watched" in caplog.text)
     line = console.histories["main"].of()
     assert line is not None
     assert known(line.depth) == [67.0]
@@ -209,11 +207,7 @@ def test_a_broker_that_comes_back_is_used_again(filled: EmbeddedBroker, operator
     assert "Is anything failing? not known" in said
     assert "nothing found in doubt main could not be asked" in said
     filled.start()
-    deadline = time.monotonic() + 30
-    while "Waiting 68" not in text_of(operator.get("/")):
-        assert time.monotonic() < deadline
-        clock.now += 5
-        time.sleep(0.02)
+    operator.until("/", "Waiting 68", lambda: clock.pass_by(5))
 
 
 # -- who may what

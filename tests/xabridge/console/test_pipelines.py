@@ -122,11 +122,7 @@ def test_brokers_that_were_skipped_and_orphans_are_shown_with_the_reason(
 
 def until(visitor: Visitor, clock: Clock, wanted: str) -> str:
     """What the page says, as soon as it has `wanted`."""
-
-    def pass_time() -> None:
-        clock.now += KEPT_S
-
-    return text_of(visitor.until("/pipelines", wanted, pass_time))
+    return text_of(visitor.until("/pipelines", wanted, lambda: clock.pass_by(KEPT_S)))
 
 
 def test_whatever_stands_in_the_log_is_text(

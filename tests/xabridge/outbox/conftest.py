@@ -73,14 +73,6 @@ def store(url: str) -> Iterator[OutboxStore]:
     store.close()
 
 
-def until(happened: Callable[[], object]) -> None:
-    """Waits for it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 class MemoryBroker:
     """A `Publisher` that keeps what it was sent. `judge` says of a message why it is refused, or None; BrokerAway
     raised by it breaks the connection there."""

@@ -19,7 +19,7 @@ from dtx.amqp.values import Symbol, Timestamp
 from tests.cases import each
 from tests.lying_server import Lie, LyingServer, Protocol
 from tests.test_lying_servers import all_at_once
-from tests.xabridge.outbox.conftest import until
+from tests.waiting import until
 from xabridge import Message
 from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Outgoing, Relay, RelaySettings
 from xabridge.outbox.rabbitmq import RabbitPublisher, RabbitSettings, Unsendable, place, properties

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import insert
 
 from tests.tm.shop import Clock
-from tests.xabridge.outbox.conftest import MemoryBroker, until
+from tests.waiting import until
+from tests.xabridge.outbox.conftest import MemoryBroker
 from xabridge import Message
 from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Refusal, Relay, RelaySettings
 

@@ -9,11 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from xabridge.testing import process_lifetime
 from xabridge.testing.mariadb import MariaDB
 from xabridge.testing.ports import free_port
@@ -99,10 +99,11 @@ def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     servers = {way: ended(way, STARTS, tmp_path) for way in WAYS}
     assert [len(each) for each in servers.values()] == [2] * len(WAYS)
     servers["a broker"] = ended("SIGKILL", REALLY_STARTS, tmp_path)
-    deadline = time.monotonic() + PATIENCE_S
-    while any(runs(pid) for each in servers.values() for pid in each) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert [way for way, each in servers.items() if any(map(runs, each))] == []
+
+    def left() -> list[str]:
+        return [way for way, each in servers.items() if any(map(runs, each))]
+
+    until(lambda: not left(), left)
 
 
 def test_a_server_listens_there_and_again_after_a_stop() -> None:

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from tests.tm.shop import Clock
 from xabridge.pipeline.core import Offset, SourcePartition
 from xabridge.pipeline.core.driver.admission import Delay, ReadLimits, shares_of
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
@@ -29,16 +30,6 @@ if TYPE_CHECKING:
 
 LONG = [f"{number:0100}" for number in range(20)]
 """Messages of a little more than a hundred octets."""
-
-
-class Clock:
-    """A clock that stands still."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def planner(env: CoreEnvironment, source: Source, clock: Clock | None = None) -> SourcePlanner:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
@@ -13,6 +12,7 @@ import psycopg
 import pytest
 
 from tests.simulation.pipeline.book import Book
+from tests.waiting import until
 from tm.log import Branch, Decision, DecisionRefused
 from tm.log.sql.gtrids import TakenOver
 from xa import FORMAT_ID, Xid
@@ -234,11 +234,8 @@ def test_a_change_waits_for_a_process_that_is_taking_the_pipeline(postgres: Post
 def _wait_for_lock(url: str) -> None:
     """Until a statement there waits for another session."""
     asked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    deadline = time.monotonic() + 20
     with psycopg.connect(url, autocommit=True) as looking:
-        while not looking.execute(asked).fetchone()[0]:  # type: ignore[index]
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: looking.execute(asked).fetchone()[0])  # type: ignore[index]
 
 
 def test_what_is_needed_is_not_purged(url: str) -> None:
