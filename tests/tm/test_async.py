@@ -5,13 +5,13 @@ cancellation anywhere.
 from __future__ import annotations
 
 import asyncio
-import functools
 import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.event_loop import in_loop
 from tests.tm.wrapped import Gate, Wrapped
 from tm import GlobalState, ProtocolMisuse, RolledBack, Verdict
 from tm.transaction import live_of
@@ -19,20 +19,10 @@ from xa import TMNOWAIT, Code, thread_of_control, xa_error
 from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from tests.tm.shop import Shop
     from xa import Xid
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that runs in an event loop."""
-
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(test(**fixtures))
-
-    return run
 
 
 def gate_at(shop: Shop, verb: str) -> Gate:

@@ -10,6 +10,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+from tests.event_loop import in_loop
 from xa import ThreadOfControl, entered, switch_control, thread_of_control
 
 
@@ -71,17 +72,15 @@ def test_tasks_with_their_own_are_apart() -> None:
     assert len(set(asyncio.run(main()))) == 8
 
 
-def test_a_task_inherits_from_its_maker() -> None:
+@in_loop
+async def test_a_task_inherits_from_its_maker() -> None:
     async def ask() -> ThreadOfControl:
         return thread_of_control()
 
-    async def main() -> None:
-        with entered(ThreadOfControl()) as control:
-            task = asyncio.create_task(ask())
-        assert thread_of_control() is not control
-        assert await task is control
-
-    asyncio.run(main())
+    with entered(ThreadOfControl()) as control:
+        task = asyncio.create_task(ask())
+    assert thread_of_control() is not control
+    assert await task is control
 
 
 def test_a_thread_of_control_can_be_collected() -> None:

@@ -41,6 +41,7 @@ from dtx.store.contract import Step
 from tests.dtx.broker.peer import frame
 from tests.dtx.broker.sockets import LOGIN, LONG_S, OPENED, Line, on_a_broker, said, sasl, serving, until
 from tests.dtx.broker.strangers import ATTACH, BEGIN, CLOSE, DISPOSITION, END, FLOW, OPEN, TRANSFER
+from tests.event_loop import in_loop
 from xa.configuration import Section
 from xa.printable import printable
 from xabridge.testing.broker import BrokerProcess
@@ -381,20 +382,18 @@ def trusting() -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["in the clear", "tls"])
-def test_many_that_say_nothing_keep_nobody_out(tmp_path: Path, *, tls: bool) -> None:
-    async def test() -> None:
-        async with serving(tmp_path, tls=tls, limits=Limits(connections=5, strangers=10), **USERS) as broker:
-            silent = [await Line.to(broker) for _ in range(40)]
-            for one in silent:
-                one.say(b"\x16\x03\x01" if tls else b"AM")
-            async with asyncio.timeout(LONG_S):
-                line = await comes_in(broker, "worker", trusting() if tls else None)
-            assert len(broker.open_peers) <= 10 + 5
-            assert broker.connection_limits.strangers <= 10
-            for one in (line, *silent):
-                one.close()
-
-    asyncio.run(test())
+@in_loop
+async def test_many_that_say_nothing_keep_nobody_out(tmp_path: Path, *, tls: bool) -> None:
+    async with serving(tmp_path, tls=tls, limits=Limits(connections=5, strangers=10), **USERS) as broker:
+        silent = [await Line.to(broker) for _ in range(40)]
+        for one in silent:
+            one.say(b"\x16\x03\x01" if tls else b"AM")
+        async with asyncio.timeout(LONG_S):
+            line = await comes_in(broker, "worker", trusting() if tls else None)
+        assert len(broker.open_peers) <= 10 + 5
+        assert broker.connection_limits.strangers <= 10
+        for one in (line, *silent):
+            one.close()
 
 
 @on_a_broker(tls=True, **USERS | {"handshake_s": 0.2})

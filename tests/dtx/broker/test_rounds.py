@@ -29,6 +29,7 @@ from dtx.broker.peer_scheduler import (
     PeerScheduler,
 )
 from tests.cases import each
+from tests.event_loop import in_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -317,28 +318,25 @@ def test_who_comes_during_a_turn_is_next() -> None:
     assert greedy.waiting == before
 
 
-def test_a_turn_comes_after_what_was_sent_meanwhile_is_read() -> None:
+@in_loop
+async def test_a_turn_comes_after_what_was_sent_meanwhile_is_read() -> None:
     """asyncio calls what `call_soon` was given before what it has read."""
     happened: list[str] = []
+    loop, both = asyncio.get_running_loop(), asyncio.Event()
+    ours, theirs = socket.socketpair()
 
-    async def wait() -> None:
-        loop, both = asyncio.get_running_loop(), asyncio.Event()
-        ours, theirs = socket.socketpair()
+    def note(what: str) -> None:
+        happened.append(what)
+        if what == "read":
+            loop.remove_reader(ours)
+        if len(happened) == 2:
+            both.set()
 
-        def note(what: str) -> None:
-            happened.append(what)
-            if what == "read":
-                loop.remove_reader(ours)
-            if len(happened) == 2:
-                both.set()
-
-        with ours, theirs:
-            loop.add_reader(ours, note, "read")
-            theirs.send(b"something")
-            Broker.soon(cast("Broker", SimpleNamespace(_loop=loop)), lambda: note("turn"))
-            await both.wait()
-
-    asyncio.run(wait())
+    with ours, theirs:
+        loop.add_reader(ours, note, "read")
+        theirs.send(b"something")
+        Broker.soon(cast("Broker", SimpleNamespace(_loop=loop)), lambda: note("turn"))
+        await both.wait()
     assert happened == ["read", "turn"]
 
 

@@ -30,6 +30,7 @@ from dtx.store.sql import SqlStore
 from tests.dtx.broker.peer import Coordinator, Peer, World, queue_told
 from tests.dtx.broker.sockets import on_a_broker, serving, until
 from tests.dtx.store.stores import Loop
+from tests.event_loop import in_loop
 from xa import Xid
 from xa.telemetry import exposition
 from xa.telemetry.metric import OTHER, prometheus_label
@@ -275,52 +276,48 @@ def test_probes_are_answered_while_the_lease_of_a_dead_process_runs_out(postgres
 
 
 @pytest.mark.slow
-def test_one_that_stands_by_waits_for_the_server(postgres_server: Postgres, caplog: pytest.LogCaptureFixture) -> None:
+@in_loop
+async def test_one_that_stands_by_waits_for_the_server(
+    postgres_server: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
     postgres_server.start()
     url = postgres_server.create_database()
     postgres_server.stop()
-
-    async def scenario() -> None:
-        with pytest.raises(StoreAway, match="can't be opened"):
-            await Broker(over(url, standby=False)).start()
-        broker = Broker(over(url, standby=True))
-        starting = asyncio.create_task(broker.start())
-        await until(lambda: "standing by: the store can't be opened" in caplog.text)
-        assert (await asked(broker, "live"))[0] == 200
-        assert (await asked(broker, "ready"))[0] == 503
-        await asyncio.to_thread(postgres_server.start)
-        await asyncio.wait_for(starting, WAIT_S)
-        assert (await asked(broker, "ready"))[0] == 200
-        await broker.close()
-
-    asyncio.run(scenario())
+    with pytest.raises(StoreAway, match="can't be opened"):
+        await Broker(over(url, standby=False)).start()
+    broker = Broker(over(url, standby=True))
+    starting = asyncio.create_task(broker.start())
+    await until(lambda: "standing by: the store can't be opened" in caplog.text)
+    assert (await asked(broker, "live"))[0] == 200
+    assert (await asked(broker, "ready"))[0] == 503
+    await asyncio.to_thread(postgres_server.start)
+    await asyncio.wait_for(starting, WAIT_S)
+    assert (await asked(broker, "ready"))[0] == 200
+    await broker.close()
 
 
-def test_ready_again_and_again_is_one_force_and_leaves_no_trace(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        for asks in (10, 1):
-            async with serving(tmp_path, config=HTTP) as broker:
-                for _ in range(asks):
-                    assert (await asked(broker, "ready"))[0] == 200
-                assert not broker.container.resource.queues
-                assert sql_store(broker).groups <= 2
-
-    asyncio.run(scenario())
+@in_loop
+async def test_ready_again_and_again_is_one_force_and_leaves_no_trace(tmp_path: Path) -> None:
+    for asks in (10, 1):
+        async with serving(tmp_path, config=HTTP) as broker:
+            for _ in range(asks):
+                assert (await asked(broker, "ready"))[0] == 200
+            assert not broker.container.resource.queues
+            assert sql_store(broker).groups <= 2
 
 
-def test_without_the_extra_there_are_probes_and_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_without_the_extra_there_are_probes_and_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.prometheus", None)
     with pytest.raises(exposition.NoExporter):
         exposition.Exposition()
-
-    async def scenario() -> None:
-        async with serving(tmp_path, config=HTTP) as broker:
-            assert "xabridge[metrics]" in broker.monitoring.notice
-            status, body = await asked(broker, "metrics")
-            assert (status, b"xabridge[metrics]" in body) == (501, True)
-            assert (await asked(broker, "ready"))[0] == 200
-
-    asyncio.run(scenario())
+    async with serving(tmp_path, config=HTTP) as broker:
+        assert "xabridge[metrics]" in broker.monitoring.notice
+        status, body = await asked(broker, "metrics")
+        assert (status, b"xabridge[metrics]" in body) == (501, True)
+        assert (await asked(broker, "ready"))[0] == 200
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError, MissingGreenlet
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from rm_db.sessions.asyncio_connection import BranchAsyncConnection
+from tests.event_loop import in_loop
 from tests.rm_db.sessions.shops import PATIENCE_S, MariaDBShop, Order, PostgresShop, Shop, insert_other, until, ways_of
 from tm import ResourceConfig, RolledBack, TransactionManager
 from xa import XaMisuse
@@ -38,44 +39,40 @@ def shop(any_shop: Shop) -> Shop:
     return any_shop
 
 
-def test_connection_session_and_driver_are_one_transaction(shop: Shop) -> None:
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            session = await tx.aenlist("shop")
-            connection = session.asyncio
-            assert isinstance(connection, BranchAsyncConnection)
-            assert isinstance(connection.orm, AsyncSession)
-            await connection.execute(insert(Order).values(id=1, words="core"))
-            await shop.insert_with_driver(session, 2, "driver")
-            connection.orm.add(Order(id=3, words="orm"))
-            found = await connection.orm.scalars(select(Order.words).order_by(Order.id))
-            assert found.all() == ["core", "driver", "orm"]
-            assert shop.rows() == []
-            await insert_other(tx)
-
-    asyncio.run(main())
+@in_loop
+async def test_connection_session_and_driver_are_one_transaction(shop: Shop) -> None:
+    async with shop.tm.begin() as tx:
+        session = await tx.aenlist("shop")
+        connection = session.asyncio
+        assert isinstance(connection, BranchAsyncConnection)
+        assert isinstance(connection.orm, AsyncSession)
+        await connection.execute(insert(Order).values(id=1, words="core"))
+        await shop.insert_with_driver(session, 2, "driver")
+        connection.orm.add(Order(id=3, words="orm"))
+        found = await connection.orm.scalars(select(Order.words).order_by(Order.id))
+        assert found.all() == ["core", "driver", "orm"]
+        assert shop.rows() == []
+        await insert_other(tx)
     assert shop.rows() == [(1, "core"), (2, "driver"), (3, "orm")]
     assert shop.made() == [1]
 
 
-def test_a_savepoint_and_a_stream(shop: Shop) -> None:
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            connection = tx["shop"].asyncio
-            await connection.execute(insert(Order), [{"id": i, "words": "x"} for i in range(100)])
-            with pytest.raises(LookupError):
-                async with connection.begin_nested():
-                    await connection.execute(insert(Order).values(id=100, words="taken back"))
-                    raise LookupError
-            with pytest.raises(DBAPIError, match=shop.duplicate):
-                async with connection.begin_nested():
-                    await connection.execute(insert(Order).values(id=99, words="again"))
-            async with connection.stream(select(Order.id).order_by(Order.id)) as rows:
-                assert [row.id async for row in rows] == list(range(100))
-            rows = await connection.orm.stream(select(Order.id).order_by(Order.id))
-            assert len(await rows.all()) == 100
-
-    asyncio.run(main())
+@in_loop
+async def test_a_savepoint_and_a_stream(shop: Shop) -> None:
+    async with shop.tm.begin() as tx:
+        connection = tx["shop"].asyncio
+        await connection.execute(insert(Order), [{"id": i, "words": "x"} for i in range(100)])
+        with pytest.raises(LookupError):
+            async with connection.begin_nested():
+                await connection.execute(insert(Order).values(id=100, words="taken back"))
+                raise LookupError
+        with pytest.raises(DBAPIError, match=shop.duplicate):
+            async with connection.begin_nested():
+                await connection.execute(insert(Order).values(id=99, words="again"))
+        async with connection.stream(select(Order.id).order_by(Order.id)) as rows:
+            assert [row.id async for row in rows] == list(range(100))
+        rows = await connection.orm.stream(select(Order.id).order_by(Order.id))
+        assert len(await rows.all()) == 100
     assert shop.rows() == [(i, "x") for i in range(100)]
 
 
@@ -92,33 +89,28 @@ ENDS: tuple[Callable[[Any], Awaitable[object]], ...] = (
 )
 
 
-def test_the_end_of_the_transaction_is_the_managers(shop: Shop) -> None:
+@in_loop
+async def test_the_end_of_the_transaction_is_the_managers(shop: Shop) -> None:
     attempts = [*ENDS, *shop.refused]
-
-    async def main() -> None:
-        for number, attempt in enumerate(attempts):
-            with pytest.raises(RolledBack, match="was refused, which is the transaction manager's"):
-                async with shop.tm.begin() as tx:
-                    await tx["shop"].asyncio.execute(insert(Order).values(id=number, words="not kept"))
-                    with pytest.raises(XaMisuse, match="the transaction manager ends this transaction"):
-                        await attempt(tx["shop"])
-                    await tx["shop"].asyncio.execute(text("SELECT 1"))
-
-    asyncio.run(main())
+    for number, attempt in enumerate(attempts):
+        with pytest.raises(RolledBack, match="was refused, which is the transaction manager's"):
+            async with shop.tm.begin() as tx:
+                await tx["shop"].asyncio.execute(insert(Order).values(id=number, words="not kept"))
+                with pytest.raises(XaMisuse, match="the transaction manager ends this transaction"):
+                    await attempt(tx["shop"])
+                await tx["shop"].asyncio.execute(text("SELECT 1"))
     assert shop.rows() == []
 
 
-def test_a_session_that_is_over_is_refused(shop: Shop) -> None:
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            connection = tx["shop"].asyncio
-            views = [connection, connection.psycopg] if isinstance(shop, PostgresShop) else [connection]
-            await connection.execute(text("SELECT 1"))
-        for view in views:
-            with pytest.raises(XaMisuse, match="this session is over"):
-                await view.execute(text("SELECT 1"))
-
-    asyncio.run(main())
+@in_loop
+async def test_a_session_that_is_over_is_refused(shop: Shop) -> None:
+    async with shop.tm.begin() as tx:
+        connection = tx["shop"].asyncio
+        views = [connection, connection.psycopg] if isinstance(shop, PostgresShop) else [connection]
+        await connection.execute(text("SELECT 1"))
+    for view in views:
+        with pytest.raises(XaMisuse, match="this session is over"):
+            await view.execute(text("SELECT 1"))
 
 
 def test_the_event_loop_goes_on_while_a_statement_waits(shop: Shop) -> None:
@@ -186,19 +178,16 @@ def test_a_cancelled_task_ends_its_statement_and_everything_is_rolled_back(shop:
     gc.collect()  # psycopg warns now: SQLAlchemy does not close the cursor of a stream that is cancelled
 
 
-def test_a_timeout_that_the_block_survives_is_not_committed(shop: Shop) -> None:
+@in_loop
+async def test_a_timeout_that_the_block_survives_is_not_committed(shop: Shop) -> None:
     """Nobody knows how much of the statement was carried out."""
-
-    async def main() -> None:
-        with pytest.raises(RolledBack):
-            async with shop.tm.begin() as tx:
-                await tx["shop"].asyncio.execute(insert(Order).values(id=1, words="never"))
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.2):
-                        await tx["shop"].asyncio.execute(text(shop.sleep))
-                await insert_other(tx)
-
-    asyncio.run(main())
+    with pytest.raises(RolledBack):
+        async with shop.tm.begin() as tx:
+            await tx["shop"].asyncio.execute(insert(Order).values(id=1, words="never"))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await tx["shop"].asyncio.execute(text(shop.sleep))
+            await insert_other(tx)
     assert shop.rows() == []
     assert shop.made() == []
 
@@ -236,76 +225,62 @@ def test_cancelled_at_any_point_it_is_committed_everywhere_or_nowhere(shop: Shop
     assert POINTS + 5 in made
 
 
-def test_waiting_without_await_is_refused(shop: Shop) -> None:
+@in_loop
+async def test_waiting_without_await_is_refused(shop: Shop) -> None:
     """SQLAlchemy's asyncio extension says so for every driver."""
-
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            with pytest.raises(MissingGreenlet):
-                tx["shop"].asyncio.sync_connection.execute(text("SELECT 1"))
-            await tx["shop"].asyncio.execute(insert(Order).values(id=1, words="kept"))
-
-    asyncio.run(main())
+    async with shop.tm.begin() as tx:
+        with pytest.raises(MissingGreenlet):
+            tx["shop"].asyncio.sync_connection.execute(text("SELECT 1"))
+        await tx["shop"].asyncio.execute(insert(Order).values(id=1, words="kept"))
     assert shop.rows() == [(1, "kept")]
 
 
 # --- MariaDB: PyMySQL works in greenlets ----------------------------------------------------------------------------
-def test_a_long_stream_and_much_in_one_statement(mariadb_shop: MariaDBShop) -> None:
+@in_loop
+async def test_a_long_stream_and_much_in_one_statement(mariadb_shop: MariaDBShop) -> None:
     shop = mariadb_shop
-
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            connection = tx["shop"].asyncio
-            await connection.execute(insert(Order), [{"id": i, "words": "x" * 50} for i in range(3_000)])
-            async with connection.stream(select(Order.id).order_by(Order.id)) as rows:
-                assert [row.id async for row in rows] == list(range(3_000))
-            rows = await connection.orm.stream(select(Order.id).order_by(Order.id))
-            assert len(await rows.all()) == 3_000
-            # more than any buffer between the two has room for
-            assert await connection.scalar(text("SELECT length(:much)"), {"much": "x" * 8_000_000}) == 8_000_000
-
-    asyncio.run(main())
+    async with shop.tm.begin() as tx:
+        connection = tx["shop"].asyncio
+        await connection.execute(insert(Order), [{"id": i, "words": "x" * 50} for i in range(3_000)])
+        async with connection.stream(select(Order.id).order_by(Order.id)) as rows:
+            assert [row.id async for row in rows] == list(range(3_000))
+        rows = await connection.orm.stream(select(Order.id).order_by(Order.id))
+        assert len(await rows.all()) == 3_000
+        # more than any buffer between the two has room for
+        assert await connection.scalar(text("SELECT length(:much)"), {"much": "x" * 8_000_000}) == 8_000_000
     assert len(shop.rows()) == 3_000
 
 
-def test_the_event_loop_goes_on_while_octets_are_sent_and_read(mariadb_shop: MariaDBShop) -> None:
+@in_loop
+async def test_the_event_loop_goes_on_while_octets_are_sent_and_read(mariadb_shop: MariaDBShop) -> None:
     """The server is stopped, so that it neither reads nor answers."""
     shop = mariadb_shop
-
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            connection = tx["shop"].asyncio
-            await connection.execute(insert(Order).values(id=1, words="a"))
-            shop.server.freeze()
-            try:
-                going = asyncio.ensure_future(
-                    connection.scalar(text("SELECT length(:much)"), {"much": "x" * 8_000_000})
-                )
-                for _ in range(100):
-                    await asyncio.sleep(0)
-                assert not going.done()
-            finally:
-                shop.server.thaw()
-            assert await going == 8_000_000
-
-    asyncio.run(main())
+    async with shop.tm.begin() as tx:
+        connection = tx["shop"].asyncio
+        await connection.execute(insert(Order).values(id=1, words="a"))
+        shop.server.freeze()
+        try:
+            going = asyncio.ensure_future(connection.scalar(text("SELECT length(:much)"), {"much": "x" * 8_000_000}))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert not going.done()
+        finally:
+            shop.server.thaw()
+        assert await going == 8_000_000
 
 
 # --- PostgreSQL: psycopg's own connection ---------------------------------------------------------------------------
-def test_psycopgs_connection_streams_and_copies(postgres_shop: PostgresShop) -> None:
+@in_loop
+async def test_psycopgs_connection_streams_and_copies(postgres_shop: PostgresShop) -> None:
     shop = postgres_shop
-
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            connection = tx["shop"].asyncio
-            assert isinstance(connection.psycopg, psycopg.AsyncConnection)
-            await connection.execute(insert(Order), [{"id": i, "words": "x"} for i in range(100)])
-            seen = [row async for row in connection.psycopg.cursor().stream("SELECT id FROM orders ORDER BY id")]
-            assert len(seen) == 100
-            async with connection.psycopg.cursor().copy("COPY orders (id, words) FROM STDIN") as copy:
-                await copy.write_row((100, "copied"))
-
-    asyncio.run(main())
+    async with shop.tm.begin() as tx:
+        connection = tx["shop"].asyncio
+        assert isinstance(connection.psycopg, psycopg.AsyncConnection)
+        await connection.execute(insert(Order), [{"id": i, "words": "x"} for i in range(100)])
+        seen = [row async for row in connection.psycopg.cursor().stream("SELECT id FROM orders ORDER BY id")]
+        assert len(seen) == 100
+        async with connection.psycopg.cursor().copy("COPY orders (id, words) FROM STDIN") as copy:
+            await copy.write_row((100, "copied"))
     assert len(shop.rows()) == 101
 
 

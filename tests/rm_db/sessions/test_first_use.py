@@ -7,7 +7,6 @@ every kind in each database.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from dataclasses import dataclass
 from itertools import count
@@ -19,6 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, joinedload
 
 from rm_db import take_part
+from tests.event_loop import in_loop
 from tests.rm_db.sessions.conftest import EVERYWHERE, OF_EVERY_KIND
 from tests.rm_db.sessions.shops import Customer, Made, Order, Shop
 from tm import Propagation, RolledBack
@@ -410,35 +410,32 @@ over_asyncio = pytest.mark.parametrize("shop", EVERYWHERE, indirect=True)
 
 
 @over_asyncio
-def test_what_the_orm_did_is_committed_whichever_way_tasks_came_first(shop: Shop) -> None:
-    async def main() -> None:
-        for turn, (told, come, work) in enumerate(some(shop, first(shop) | awaited(shop), WORK)):
-            begin_with(shop)
+@in_loop
+async def test_what_the_orm_did_is_committed_whichever_way_tasks_came_first(shop: Shop) -> None:
+    for turn, (told, come, work) in enumerate(some(shop, first(shop) | awaited(shop), WORK)):
+        begin_with(shop)
+        async with shop.tm.begin() as tx:
+            await came(come, shop, tx)
+            _also_elsewhere(tx, turn)
+            after = await tx["shop"].asyncio.orm.run_sync(work)
+        assert rows(shop) == after, told
+
+
+@over_asyncio
+@in_loop
+async def test_an_error_in_the_flush_of_a_task_rolls_everything_back(shop: Shop) -> None:
+    begin_with(shop)
+    for told, come, work in some(shop, here(shop, first(shop) | awaited(shop)), FAILING):
+        with case(told), pytest.raises(RolledBack):
             async with shop.tm.begin() as tx:
                 await came(come, shop, tx)
-                _also_elsewhere(tx, turn)
-                after = await tx["shop"].asyncio.orm.run_sync(work)
-            assert rows(shop) == after, told
-
-    asyncio.run(main())
+                await tx["shop"].asyncio.orm.run_sync(work)
+        assert rows(shop) == BEFORE, told
 
 
 @over_asyncio
-def test_an_error_in_the_flush_of_a_task_rolls_everything_back(shop: Shop) -> None:
-    async def main() -> None:
-        begin_with(shop)
-        for told, come, work in some(shop, here(shop, first(shop) | awaited(shop)), FAILING):
-            with case(told), pytest.raises(RolledBack):
-                async with shop.tm.begin() as tx:
-                    await came(come, shop, tx)
-                    await tx["shop"].asyncio.orm.run_sync(work)
-            assert rows(shop) == BEFORE, told
-
-    asyncio.run(main())
-
-
-@over_asyncio
-def test_what_tasks_left_to_the_flush_survives_a_suspension(shop: Shop) -> None:
+@in_loop
+async def test_what_tasks_left_to_the_flush_survives_a_suspension(shop: Shop) -> None:
     """Suspending flushes on the event loop's own thread, where nothing can be awaited."""
     numbers = count()
 
@@ -446,13 +443,10 @@ def test_what_tasks_left_to_the_flush_survives_a_suspension(shop: Shop) -> None:
     async def apart() -> None:
         await shop.tm["other"].asyncio.execute(sa.insert(Made).values(id=next(numbers)))
 
-    async def main() -> None:
-        for told, come, work in some(shop, here(shop, first(shop) | awaited(shop)), WORK):
-            begin_with(shop)
-            async with shop.tm.begin() as tx:
-                await came(come, shop, tx)
-                after = await tx["shop"].asyncio.orm.run_sync(work)
-                await apart()
-            assert rows(shop) == after, told
-
-    asyncio.run(main())
+    for told, come, work in some(shop, here(shop, first(shop) | awaited(shop)), WORK):
+        begin_with(shop)
+        async with shop.tm.begin() as tx:
+            await came(come, shop, tx)
+            after = await tx["shop"].asyncio.orm.run_sync(work)
+            await apart()
+        assert rows(shop) == after, told

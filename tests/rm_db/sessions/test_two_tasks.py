@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError, IllegalStateChangeError, InvalidRequestEr
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from rm_db import take_part
+from tests.event_loop import in_loop
 from tests.rm_db.sessions.shops import PATIENCE_S, WAYS, WAYS_OF_PSYCOPG, Gate, Order, PostgresShop, Shop, ways_of
 from tm import ProtocolMisuse, ResourceConfig, RolledBack, TransactionManager
 from xa import XaMisuse
@@ -194,7 +195,8 @@ async def _called(second: Callable[..., Awaitable[Any]], *arguments: object) -> 
     await second(*arguments)
 
 
-def test_the_second_one_is_refused_and_the_first_goes_on(shop: Shop) -> None:
+@in_loop
+async def test_the_second_one_is_refused_and_the_first_goes_on(shop: Shop) -> None:
     """The whole matrix. A loop that stands still for good is ended by the test's own timeout."""
     in_postgres = isinstance(shop, PostgresShop)
     ways = ways_of(shop)
@@ -223,13 +225,10 @@ def test_the_second_one_is_refused_and_the_first_goes_on(shop: Shop) -> None:
                 await going
         assert shop.rows() == [(1, "one"), (2, "first")], way
 
-    async def main() -> None:
-        for way in firsts:
-            begin_with(shop)
-            async with asyncio.timeout(PATIENCE_S):
-                await both(way)
-
-    asyncio.run(main())
+    for way in firsts:
+        begin_with(shop)
+        async with asyncio.timeout(PATIENCE_S):
+            await both(way)
 
 
 def test_a_savepoint_whose_end_was_refused_rolls_everything_back(in_postgres: PostgresShop) -> None:
@@ -273,7 +272,8 @@ def test_a_savepoint_whose_end_was_refused_rolls_everything_back(in_postgres: Po
         assert shop.rows() == [(1, "one")], way
 
 
-def test_a_block_that_ends_while_a_task_is_in_a_statement_rolls_back(in_postgres: PostgresShop) -> None:
+@in_loop
+async def test_a_block_that_ends_while_a_task_is_in_a_statement_rolls_back(in_postgres: PostgresShop) -> None:
     """It does not wait for that task, also where something is still to be flushed."""
     shop = in_postgres
 
@@ -289,12 +289,9 @@ def test_a_block_that_ends_while_a_task_is_in_a_statement_rolls_back(in_postgres
             with suppress(psycopg.Error, XaMisuse):
                 await going
 
-    async def main() -> None:
-        for pending in (False, True):
-            async with asyncio.timeout(PATIENCE_S):
-                await ended(pending=pending)
-
-    asyncio.run(main())
+    for pending in (False, True):
+        async with asyncio.timeout(PATIENCE_S):
+            await ended(pending=pending)
     assert shop.rows() == [(1, "one")]
 
 
@@ -319,16 +316,14 @@ def test_the_timeout_of_a_transaction_frees_a_task_that_hangs(in_postgres: Postg
         asyncio.run(main(manager))
 
 
-def test_of_two_tasks_that_enlist_at_once_one_is_refused(shop: Shop) -> None:
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            answers = await asyncio.gather(*(tx.aenlist("shop") for _ in range(4)), return_exceptions=True)
-            refused = [answer for answer in answers if isinstance(answer, BaseException)]
-            assert all(isinstance(answer, ProtocolMisuse) for answer in refused)
-            assert len(refused) < len(answers)
-            await tx["shop"].asyncio.execute(sa.insert(Order).values(id=2, words="first"))
-
-    asyncio.run(main())
+@in_loop
+async def test_of_two_tasks_that_enlist_at_once_one_is_refused(shop: Shop) -> None:
+    async with shop.tm.begin() as tx:
+        answers = await asyncio.gather(*(tx.aenlist("shop") for _ in range(4)), return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, BaseException)]
+        assert all(isinstance(answer, ProtocolMisuse) for answer in refused)
+        assert len(refused) < len(answers)
+        await tx["shop"].asyncio.execute(sa.insert(Order).values(id=2, words="first"))
     assert shop.rows() == [(1, "one"), (2, "first")]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.event_loop import in_loop
 from tests.tm.shop import elsewhere
 from tests.tm.two_resources import TwoResources
 from tests.tm.wrapped import Gate
@@ -419,7 +420,8 @@ def test_each_thread_has_its_own_state(both: TwoResources, tx: TxInterface) -> N
     assert both.one.data == {"other": 1}
 
 
-def test_each_task_has_its_own_state(both: TwoResources, tx: TxInterface) -> None:
+@in_loop
+async def test_each_task_has_its_own_state(both: TwoResources, tx: TxInterface) -> None:
     async def work(name: str, chained: bool, meet: asyncio.Barrier) -> None:
         bring_to(tx, TxState.S4 if chained else TxState.S3)
         await meet.wait()
@@ -428,11 +430,8 @@ def test_each_task_has_its_own_state(both: TwoResources, tx: TxInterface) -> Non
         assert (tx.tx_commit() if chained else tx.tx_rollback()) is OK
         assert state_of(tx) is (TxState.S4 if chained else TxState.S1)
 
-    async def main() -> None:
-        meet = asyncio.Barrier(2)
-        await asyncio.gather(work("chained", True, meet), work("unchained", False, meet))
-
-    asyncio.run(main())
+    meet = asyncio.Barrier(2)
+    await asyncio.gather(work("chained", True, meet), work("unchained", False, meet))
     assert both.one.data == both.two.data == {"chained": "value"}
     assert state_of(tx) is TxState.S0
 

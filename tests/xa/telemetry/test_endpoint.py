@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.event_loop import in_loop
 from xa.telemetry import endpoint as module
 from xa.telemetry import exposition
 from xa.telemetry.endpoint import REQUEST_OCTETS, AddressTaken, Answer, EndpointThread, PostActions, PrivatePages, told
@@ -129,32 +130,30 @@ def test_a_flood_costs_little(server: EndpointThread, pages: Pages, monkeypatch:
     assert time.monotonic() - began >= 4 * module.PACE_S
 
 
-def test_a_page_is_made_once_for_all_who_wait() -> None:
-    async def scenario() -> None:
-        go, made = asyncio.Event(), 0
+@in_loop
+async def test_a_page_is_made_once_for_all_who_wait() -> None:
+    go, made = asyncio.Event(), 0
 
-        async def page() -> Answer:
-            nonlocal made
-            made += 1
-            await go.wait()
-            return told(200, "fine")
+    async def page() -> Answer:
+        nonlocal made
+        made += 1
+        await go.wait()
+        return told(200, "fine")
 
-        endpoint = module.Endpoint({"/plain": page})
-        port = await endpoint.start("127.0.0.1", 0)
-        asking = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
-        for _, writer in asking:
-            writer.write(b"GET /plain HTTP/1.1\r\n\r\n")
-        while len(endpoint._answering) < len(asking):  # noqa: ASYNC110 — it tells nobody
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0)  # the last one asks for the page
-        go.set()
-        for reader, writer in asking:
-            assert (await reader.read()).endswith(b"fine\n")
-            writer.close()
-        await endpoint.close()
-        assert made == 1
-
-    asyncio.run(scenario())
+    endpoint = module.Endpoint({"/plain": page})
+    port = await endpoint.start("127.0.0.1", 0)
+    asking = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+    for _, writer in asking:
+        writer.write(b"GET /plain HTTP/1.1\r\n\r\n")
+    while len(endpoint._answering) < len(asking):  # noqa: ASYNC110 — it tells nobody
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0)  # the last one asks for the page
+    go.set()
+    for reader, writer in asking:
+        assert (await reader.read()).endswith(b"fine\n")
+        writer.close()
+    await endpoint.close()
+    assert made == 1
 
 
 def test_an_address_that_is_taken_is_named(server: EndpointThread) -> None:

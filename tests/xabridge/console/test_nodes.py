@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.event_loop import in_loop
 from tests.lying_server import Lie, LyingServer, Protocol
 from tests.xabridge.console.conftest import break_down, place_of, text_of
 from tests.xabridge.console.scene import TOKEN, node
@@ -107,50 +108,45 @@ def test_what_no_node_says_is_not_shown() -> None:
                 asyncio.run(link.look())
 
 
-def test_a_node_that_does_not_answer_costs_nothing_and_is_asked_again(
+@in_loop
+async def test_a_node_that_does_not_answer_costs_nothing_and_is_asked_again(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def looks() -> None:
-        with node() as one:
-            link = NodeLink(away(), clock)
-            with pytest.raises(BrokerUnreachable, match="can't be reached"):
-                await link.look()
-            link.watched = one
-            clock.now += KEPT_S
-            with pytest.raises(BrokerUnreachable):  # what failed last, at once
-                await link.look()
-            assert link.page.asking is not None
-            await link.page.asking
-            assert (await link.look()).node == "node-1"
+    with node() as one:
+        link = NodeLink(away(), clock)
+        with pytest.raises(BrokerUnreachable, match="can't be reached"):
+            await link.look()
+        link.watched = one
+        clock.now += KEPT_S
+        with pytest.raises(BrokerUnreachable):  # what failed last, at once
+            await link.look()
+        assert link.page.asking is not None
+        await link.page.asking
+        assert (await link.look()).node == "node-1"
 
-        clock.now += 100
-        link.page.asking = asyncio.create_task(asyncio.sleep(60))
-        monkeypatch.setattr(nodes, "PATIENCE_S", 0.01)
-        with pytest.raises(BrokerUnreachable, match="does not answer"):
-            await asyncio.wait_for(link.look(), 30)
-        link.page.asking.cancel()
-
-    asyncio.run(looks())
+    clock.now += 100
+    link.page.asking = asyncio.create_task(asyncio.sleep(60))
+    monkeypatch.setattr(nodes, "PATIENCE_S", 0.01)
+    with pytest.raises(BrokerUnreachable, match="does not answer"):
+        await asyncio.wait_for(link.look(), 30)
+    link.page.asking.cancel()
 
 
-def test_a_node_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_node_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each octet comes in time, and the answer never."""
 
     monkeypatch.setattr(nodes, "PATIENCE_S", 0.0)
     monkeypatch.setattr(nodes, "ANSWER_S", 0.3)
-
-    async def looks() -> None:
-        with LyingServer(Protocol.HTTP) as server:
-            server.lie(Lie.DRIP)
-            link = NodeLink(WatchedNode("drips", f"http://127.0.0.1:{server.port}", TOKEN))
-            with pytest.raises(BrokerUnreachable, match="has not answered yet"):
-                await link.look()
-            assert link.page.asking is not None
-            await asyncio.wait({link.page.asking}, timeout=60)
-            with pytest.raises(BrokerUnreachable, match="no whole answer"):
-                await link.look()
-
-    asyncio.run(looks())
+    with LyingServer(Protocol.HTTP) as server:
+        server.lie(Lie.DRIP)
+        link = NodeLink(WatchedNode("drips", f"http://127.0.0.1:{server.port}", TOKEN))
+        with pytest.raises(BrokerUnreachable, match="has not answered yet"):
+            await link.look()
+        assert link.page.asking is not None
+        await asyncio.wait({link.page.asking}, timeout=60)
+        with pytest.raises(BrokerUnreachable, match="no whole answer"):
+            await link.look()
 
 
 def test_bars_stay_in_the_picture_and_are_told_in_words() -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
+from tests.event_loop import in_loop
 from tests.xabridge.console.batches import Pipeline, pipeline
 from tests.xabridge.console.conftest import place_of, text_of
 from tests.xabridge.console.scene import PASSWORD, broker_with_users
@@ -215,27 +216,25 @@ def test_a_defect_is_logged_and_told_and_costs_the_overview_nothing(
     assert "KeyError: 'a defect'" in caplog.text
 
 
-def test_a_place_that_hangs_is_asked_nothing_else_and_ends_with_the_process() -> None:
-    async def asks() -> None:
-        place, released = QuestionThread("test"), threading.Event()
-        with pytest.raises(BrokerUnreachable, match="within"):
-            await place.ask(lambda: released.wait(30), 0.05)
-        with pytest.raises(BrokerUnreachable, match="not answered yet"):
-            await place.ask(lambda: 1, 0.05)
-        assert place._asked is not None
-        released.set()
-        assert await asyncio.wrap_future(place._asked)
-        assert await place.ask(lambda: 2, 5.0) == 2
+@in_loop
+async def test_a_place_that_hangs_is_asked_nothing_else_and_ends_with_the_process() -> None:
+    place, released = QuestionThread("test"), threading.Event()
+    with pytest.raises(BrokerUnreachable, match="within"):
+        await place.ask(lambda: released.wait(30), 0.05)
+    with pytest.raises(BrokerUnreachable, match="not answered yet"):
+        await place.ask(lambda: 1, 0.05)
+    assert place._asked is not None
+    released.set()
+    assert await asyncio.wrap_future(place._asked)
+    assert await place.ask(lambda: 2, 5.0) == 2
 
-        with pytest.raises(ZeroDivisionError):
-            await place.ask(lambda: 1 / 0, 5.0)
-        assert place._thread is not None
-        assert place._thread.daemon
-        place.close(lambda: None)
-        place.join(5.0)
-        assert not place._thread.is_alive()
-
-    asyncio.run(asks())
+    with pytest.raises(ZeroDivisionError):
+        await place.ask(lambda: 1 / 0, 5.0)
+    assert place._thread is not None
+    assert place._thread.daemon
+    place.close(lambda: None)
+    place.join(5.0)
+    assert not place._thread.is_alive()
 
 
 def test_a_console_whose_log_hangs_ends(tmp_path: Path, made: Pipeline) -> None:
