@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.requirements import Requirement
 
+from tests.programs import output_of
 from tools.compilation import libraries, sources
 
 if TYPE_CHECKING:
@@ -144,15 +145,8 @@ def test_the_compiled_wheel_in_an_empty_environment(tmp_path: Path) -> None:
 def test_a_build_fetches_the_compiler_only_where_it_is_asked_for() -> None:
     code = "from hatchling.build import get_requires_for_build_wheel as needs; print(needs())"
     for wanted, fetches in (("", False), ("1", True)):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env=os.environ | {"XABRIDGE_COMPILE": wanted},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert ("mypy==" in done.stdout) is fetches, done.stdout
+        said = output_of(code, cwd=ROOT, env=os.environ | {"XABRIDGE_COMPILE": wanted})
+        assert ("mypy==" in said) is fetches, said
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from deltalake.exceptions import DeltaError
 
 import rm_delta
 from rm_delta.errors import plain
+from tests.programs import check_exports, loaded_by
 from tests.rm_delta.test_contract import rows_of
 from tm import ResourceConfig, TransactionManager
 from xa import Code, TryAgain, XaMisuse
@@ -167,15 +168,9 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 # --- what is imported -------------------------------------------------------------------------------------------------
 def test_public_names() -> None:
-    assert sorted(rm_delta.__all__) == ["DeltaResource", "DeltaSession", "NAME"]
-    assert set(rm_delta.__all__) <= set(dir(rm_delta))
-    for name in rm_delta.__all__:
-        assert getattr(rm_delta, name) is not None
-    assert not hasattr(rm_delta, "nothing")
+    check_exports(rm_delta, "DeltaResource DeltaSession NAME")
 
 
 @pytest.mark.slow
 def test_importing_it_loads_nothing_else() -> None:
-    code = "import sys, rm_delta, xabridge.pipeline.core.resources; print(*sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"deltalake", "pyarrow"} & set(told.stdout.split())
+    assert not {"deltalake", "pyarrow"} & loaded_by("import rm_delta, xabridge.pipeline.core.resources")

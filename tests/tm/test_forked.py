@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import create_engine, text
 
+from tests.programs import output_of
 from tm import TransactionError
 from xa import XaError
 from xabridge.testing.in_process import TestBroker
@@ -162,11 +163,7 @@ def forked(folder: Path, log: str | None, shop: str, mode: str) -> None:
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE orders (number integer PRIMARY KEY)"))
     with TestBroker() as broker:
-        arguments = [json.dumps([log, broker.url, shop, mode]), str(folder)]
-        ended = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=20, check=False
-        )
-        assert ended.returncode == 0, ended.stderr
+        output_of(PROGRAM, json.dumps([log, broker.url, shop, mode]), str(folder), timeout=20)
         for number in (10, 20):
             *refusals, statement, across, consumer = json.loads((folder / str(number)).read_text(encoding="utf-8"))
             assert all(told.startswith("this process is a fork of the one that opened") for told in refusals), refusals

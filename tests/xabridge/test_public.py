@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import xabridge
+from tests.programs import check_exports, loaded_by
 
 PUBLIC = """
     Action App Broker Code Codec CommitReturn Configuration ConfigurationError Consumer ConsumerSettings
@@ -19,23 +17,14 @@ PUBLIC = """
 
 
 def test_public_names() -> None:
-    assert sorted(xabridge.__all__) == sorted(PUBLIC.split())
-    assert set(xabridge.__all__) == set(xabridge._HOME)
-    assert set(xabridge.__all__) <= set(dir(xabridge))
-    for name in xabridge.__all__:
-        assert getattr(xabridge, name) is not None
-    assert not hasattr(xabridge, "nothing")
+    check_exports(xabridge, PUBLIC)
 
 
 def test_importing_it_loads_nothing_else_and_using_it_no_resource_manager() -> None:
-    code = (
-        "import sys, xabridge; print(*sys.modules)\n"
-        "from xabridge import Message, RolledBack, TransactionManager; print(*sys.modules)"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    imported, used = (set(line.split()) for line in told.splitlines())
-    assert "xabridge" in imported
+    imported = loaded_by("import xabridge")
     packages = {"xa", "dtx", "rm_amqp", "rm_db", "tm", "proton", "sqlalchemy", "psycopg", "pyspark", "asyncio"}
+    assert "xabridge" in imported
     assert not packages & imported
+    used = loaded_by("from xabridge import Message, RolledBack, TransactionManager")
     assert "tm.manager" in used
     assert not {"rm_db", "rm_amqp.connections", "dtx.broker", "proton", "sqlalchemy", "psycopg"} & used

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -36,6 +34,7 @@ from dtx.amqp.messages import read_facts, with_message_annotations
 from dtx.amqp.values import Long, Symbol, Timestamp, Ulong
 from rm_amqp.message import Message
 from tests.cases import each
+from tests.programs import output_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,14 +153,8 @@ def test_keys_that_people_have_are_taken(keys: list[object]) -> None:
 
 def test_text_is_looked_at_where_the_seed_of_hashes_is_fixed() -> None:
     program = "from dtx.amqp.decoding import _SECRET; print(len(_SECRET))"
-    found = {
-        seed: subprocess.run(
-            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
-        ).stdout.split()
-        for seed in ("0", "7", "random")
-    }
-
-    assert found == {"0": [b"0"], "7": [b"0"], "random": [b"4"]}
+    found = {seed: output_of(program, env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("0", "7", "random")}
+    assert found == {"0": "0\n", "7": "0\n", "random": "4\n"}
 
 
 def test_what_collides_is_counted_as_python_looks_for_it() -> None:

@@ -6,7 +6,6 @@ import logging
 import re
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -21,6 +20,7 @@ from rm_db.mariadb import diagnosis
 from rm_db.mariadb.server_facts import MIN_MARIADB, MIN_MYSQL, Facts
 from rm_db.mariadb.xid import decode_xids, encode_xid, lock_name
 from tests.memory_disk import new_folder
+from tests.programs import output_of
 from xa import (
     NULL_XID,
     TMASYNC,
@@ -246,8 +246,7 @@ def test_without_pymysql_the_extra_is_named() -> None:
         "try:\n    find_factory('shop', ResourceConfig('mariadb://h/d'))\n"
         "except ConfigurationError as error:\n    print(error)\n"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "xabridge[mariadb]" in told.stdout
+    assert "xabridge[mariadb]" in output_of(code)
 
 
 # --- another server ---------------------------------------------------------------------------------------------------

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.programs import output_of
 from tm.concurrency.deferred_signals import DeferredSignals
 
 if TYPE_CHECKING:
@@ -196,5 +195,4 @@ forks.start()
 forks.join()
 print(interruptible(), *told)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stdout == "True (False, 0)\n", done.stderr
+    assert output_of(program) == "True (False, 0)\n"

@@ -5,8 +5,6 @@ refusals.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -18,6 +16,7 @@ import psycopg
 import pytest
 from sqlalchemy import event, text
 
+from tests.programs import output_of
 from tests.tm.log.samples import decision, gtrid, heuristic
 from tests.tm.shop import Clock
 from tests.waiting import until
@@ -421,8 +420,7 @@ def test_a_process_that_comes_and_goes_takes_no_decision_with_it(tmp_path: Path,
             "import sqlite3, sys; connection = sqlite3.connect(sys.argv[1]);"
             "print(*connection.execute('SELECT count(*) FROM xabridge_gtrid').fetchone()); connection.close()"
         )
-        done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-        return int(done.stdout)
+        return int(output_of(code, str(path)))
 
     assert counted() == 0
     assert path.with_name("log.db-wal").exists()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
+from tests.programs import check_exports, output_of
 from xabridge import pipeline
 
 PUBLIC = """
@@ -27,15 +25,12 @@ import xabridge.pipeline.core.task.sink_task
 
 
 def test_the_public_names() -> None:
-    assert sorted(pipeline.__all__) == sorted(PUBLIC.split())
-    assert all(hasattr(pipeline, name) for name in pipeline.__all__)
+    check_exports(pipeline, PUBLIC)
 
 
 @pytest.mark.slow
 def test_it_is_imported_without_spark_and_what_plans_loads_neither_clients_nor_the_orm() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = set(done.stdout.split())
+    told = set(output_of(IMPORTS).split())
     assert {"pyspark", "xabridge.pipeline.core.driver.source_planner", "xabridge.pipeline.spark.xa_format"} <= told
     assert not {"sqlalchemy.orm", "psycopg", "rm_amqp.resource", "rm_db.postgres", "rm_db.decider"} & told
 

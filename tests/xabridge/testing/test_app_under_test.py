@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import text
 
 from rm_amqp import NoMessage
+from tests.programs import output_of
 from tests.xabridge.app.shop import Invoice, Shop, rows, set_up
 from xabridge import (
     App,
@@ -211,8 +212,7 @@ with TestApp(App(Configuration("shop-1", None, resources))) as test, test.manage
     tx.send("orders", 1)
 print(sorted(name for name in ("psycopg", "pymysql", "opentelemetry", "cronsim", "pydantic") if name in sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout == "[]\n", done.stdout + done.stderr
+    assert output_of(program, cwd=tmp_path) == "[]\n"
 
 
 # --- killed at each point, where a database decides, a log over two brokers, and a broker alone is all that there is --

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import output_of
 from tests.waiting import until
 from xabridge.testing import process_lifetime
 from xabridge.testing.mariadb import MariaDB
@@ -126,8 +127,7 @@ def test_nobody_else_is_given_the_port_while_its_server_is_stopped() -> None:
         free_port()
     mine = {free_port() for _ in range(50)}
     assert len(mine) == 50
-    taken = subprocess.run([sys.executable, "-c", TAKER], capture_output=True, text=True, check=True).stdout.split()
-    assert not mine & set(map(int, taken))
+    assert not mine & set(map(int, output_of(TAKER).split()))
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", max(mine)))
     with socket.create_server(("127.0.0.1", free_port())):
