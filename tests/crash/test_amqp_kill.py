@@ -9,7 +9,7 @@ true. (What was ended and never prepared is available again when the timeout of 
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -158,6 +158,11 @@ class Field:
             for site in self.sites.values():
                 site.come_back()
 
+    def close(self) -> None:
+        """The end of the sites."""
+        for site in self.sites.values():
+            site.remove()
+
     def recover(self, where: str) -> None:
         """A manager of the same node recovers."""
         assert self.run("recover") == 0, where
@@ -201,10 +206,7 @@ KILLED = [
 
 @pytest.fixture
 def field(tmp_path: Path, way: str) -> Iterator[Field]:
-    with ExitStack() as stack:
-        field = WAYS[way][0](tmp_path)
-        for site in field.sites.values():
-            stack.callback(site.remove)
+    with closing(WAYS[way][0](tmp_path)) as field:
         yield field
 
 

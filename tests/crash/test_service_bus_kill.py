@@ -9,7 +9,7 @@ every decision must have ended.
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,6 +43,10 @@ class Service:
 
     def come_back(self) -> None:
         """Nobody kills it."""
+
+    def remove(self) -> None:
+        """At the end."""
+        self.server.stop()
 
     def put(self, bodies: Sequence[str]) -> None:
         """Messages to move."""
@@ -86,10 +90,7 @@ class ServiceBusField(Field):
 
 @pytest.fixture
 def field(tmp_path: Path) -> Iterator[ServiceBusField]:
-    with ExitStack() as stack:
-        field = ServiceBusField(tmp_path)
-        stack.callback(field.source.server.stop)
-        stack.callback(field.target.remove)
+    with closing(ServiceBusField(tmp_path)) as field:
         yield field
 
 

@@ -9,7 +9,7 @@ true.
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,10 +81,7 @@ class TwoKinds(Field):
 
 @pytest.fixture
 def field(tmp_path: Path) -> Iterator[TwoKinds]:
-    with ExitStack() as stack:
-        field = TwoKinds(tmp_path)
-        for site in field.sites.values():
-            stack.callback(site.remove)
+    with closing(TwoKinds(tmp_path)) as field:
         yield field
 
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.memory_folder import tmp_path  # noqa: F401 — logs and files of SQLite are in memory, too
 from tests.postgres import Postgres
 from tests.rm_db.harness import PostgresHarness
 from tests.rm_db.pooler import Pooler, installed
-from tests.rm_delta.conftest import tmp_path  # noqa: F401 — logs and files of SQLite are in memory, too
 from xabridge.testing.contract.client import RMID, Client
 
 if TYPE_CHECKING:

@@ -4,26 +4,16 @@ itself.
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.memory_disk import new_folder
+from tests.memory_folder import tmp_path  # noqa: F401 — logs force their decisions in memory
 from tests.tm.shop import Shop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """A folder in memory: a log that forces its decisions there does not wait for a disk. What tests kill is a process,
-    whose writes the system keeps."""
-    folder = new_folder("tm")
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from rm_db.sessions.asyncio_connection import BranchAsyncConnection
 from tests.event_loop import in_loop
+from tests.programs import output_of
 from tests.rm_db.sessions.shops import PATIENCE_S, MariaDBShop, Order, PostgresShop, Shop, insert_other, until, ways_of
 from tm import ResourceConfig, RolledBack, TransactionManager
 from xa import XaMisuse
@@ -292,8 +291,7 @@ import rm_db
 from rm_db.sessions.postgres import PostgresSession
 print("imported")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stdout == "imported\n", done.stderr
+    assert output_of(program) == "imported\n"
 
 
 # --- SQLite, whose driver can't be awaited --------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import amqp
 import pytest
 
+from tests.memory_folder import tmp_path  # noqa: F401 — files of SQLite are in memory, too
 from tests.rabbitmq import RabbitMQ
 from tests.rabbitmq import installed as rabbitmq_installed
-from tests.rm_delta.conftest import tmp_path  # noqa: F401 — files of SQLite are in memory, too
 from xabridge.outbox import BrokerAway, OutboxStore, Refusal, Sent
 
 if TYPE_CHECKING:

@@ -1,0 +1,23 @@
+"""The fixture `tmp_path` of folders whose tests force much to disk: a folder in memory. What they kill is a process, whose
+writes the system keeps. A conftest.py imports it."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.memory_disk import new_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory."""
+    folder = new_folder("test")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
