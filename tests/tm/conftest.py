@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
+def shop(tmp_path: Path) -> Iterator[Shop]:  # noqa: F811 — the fixture
     """Two stores, `a` and `b`, and managers over them, one after another. Nothing may be leaked at the end."""
     made = Shop(tmp_path)
     yield made
