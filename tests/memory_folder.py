@@ -1,5 +1,5 @@
-"""The fixture `tmp_path` of folders whose tests force much to disk: a folder in memory. What they kill is a process, whose
-writes the system keeps. A conftest.py imports it."""
+"""The fixture `tmp_path` for tests that force much to disk: a folder in memory. What they kill is a process, and the
+system keeps its writes. A conftest.py imports it."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ nothing is in doubt.
 
 from __future__ import annotations
 
-import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -126,6 +126,29 @@ def check(clients: list[Client], queue: str, told: bool | None, body: str) -> No
         assert (target == [body]) is told
 
 
+def check_moved(
+    queue: str,
+    body: str,
+    urls: dict[str, str],
+    places: list[str],
+    trap: Trap,
+    repair: Callable[[], object],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Moves a message while the trap is set, and recovers when what it struck is repaired."""
+    with TransactionManager("node", f"file://{folder}/{queue}", urls) as manager:
+        with trap.set(monkeypatch):
+            told = move(manager, queue)
+        assert trap.struck, body
+        repair()
+        clients = [Client(place) for place in places]
+        settle(manager, clients)
+        check(clients, queue, told, body)
+        for client in clients:
+            client.rm.drop()
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["source", "target"])
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
@@ -138,23 +161,11 @@ def test_either_broker_is_killed_at_each_point(
 ) -> None:
     source, target = (brokers(kind) for kind in way)
     killed = source if victim == "source" else target
+    urls = {"source": f"{source.url}?timeout=20", "target": f"{target.url}?timeout=20"}
     for point in EVERY if EVERY_POINT else KILLED[victim]:
-        queue = new_name()
-        urls = {"source": f"{source.url}?timeout=20", "target": f"{target.url}?timeout=20"}
-        put(source, queue, point)
-        log = f"file://{tmp_path}/{point.replace(' ', '-')}"
-
-        with TransactionManager("node", log, urls) as manager:
-            trap = Trap(point, killed.port, killed.kill)
-            with trap.set(monkeypatch):
-                told = move(manager, queue)
-            assert trap.struck, point
-            killed.start()
-            clients = [Client(source.url), Client(target.url)]
-            settle(manager, clients)
-            check(clients, queue, told, point)
-            for client in clients:
-                client.rm.drop()
+        put(source, queue := new_name(), point)
+        trap = Trap(point, killed.port, killed.kill)
+        check_moved(queue, point, urls, [source.url, target.url], trap, killed.start, tmp_path, monkeypatch)
 
 
 @pytest.mark.timeout(300)
@@ -166,35 +177,18 @@ def test_the_network_is_cut_at_each_point(
     source, target = (brokers(kind) for kind in way)
     for number in SOME_CUT:
         point, victim = CUT[number]
-        queue = new_name()
-        put(source, queue, point)
+        put(source, queue := new_name(), point)
         with Proxy(source.url) as first, Proxy(target.url) as second:
-            proxies = (first, second)
-            proxy = proxies[victim]
+            proxy = (first, second)[victim]
+            # Silent: what is asked is carried out, and nobody hears of it.
+            is_silent = number % 4 >= 2
+            urls = {
+                name: f"{one.url}?timeout=2&idle_timeout=1" for name, one in (("source", first), ("target", second))
+            }
             port = int(proxy.url.rstrip("/").rpartition(":")[2])
-            options = "?timeout=2&idle_timeout=1"
-            urls = {"source": f"{first.url}{options}", "target": f"{second.url}{options}"}
-            with TransactionManager("node", f"file://{tmp_path}/{number}", urls) as manager:
-                lost = threading.Event()
-
-                def strike(proxy: Proxy = proxy, lost: threading.Event = lost, number: int = number) -> None:
-                    if number % 4 < 2:
-                        proxy.cut()
-                    else:
-                        proxy.hold_replies()  # what is asked is carried out, and nobody hears of it
-                        lost.set()
-
-                trap = Trap(point, port, strike)
-                with trap.set(monkeypatch):
-                    told = move(manager, queue)
-                assert trap.struck, point
-                if lost.is_set():
-                    proxy.cut()
-                clients = [Client(source.url), Client(target.url)]
-                settle(manager, clients)
-                check(clients, queue, told, point)
-                for client in clients:
-                    client.rm.drop()
+            trap = Trap(point, port, proxy.hold_replies if is_silent else proxy.cut)
+            repair = proxy.cut if is_silent else lambda: None
+            check_moved(queue, point, urls, [source.url, target.url], trap, repair, tmp_path, monkeypatch)
 
 
 # --- two servers with replication -------------------------------------------------------------------------------------
@@ -202,32 +196,19 @@ def test_the_network_is_cut_at_each_point(
 @pytest.mark.long  # a broker that is killed comes back in the tests above
 @pytest.mark.parametrize("point", EVERY if EVERY_POINT else ["after prepare"])
 def test_the_live_server_is_killed(
-    point: str,
-    brokers: Callable[[str], JavaBroker],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    point: str, brokers: Callable[[str], JavaBroker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The live one of two Artemis servers is killed; the client goes on at the backup."""
     source = brokers("classic")
     primary, backup = replicated_pair(tmp_path)
     try:
-        queue = new_name()
-        put(source, queue, point)
+        put(source, queue := new_name(), point)
         both = f"openwire://{primary.address},{backup.address}/?timeout=20&connect_timeout=5"
         urls = {"source": f"{source.url}?timeout=20", "target": both}
-
-        with TransactionManager("node", f"file://{tmp_path}/log", urls) as manager:
-            trap = Trap(point, primary.port, primary.kill)
-            with trap.set(monkeypatch):
-                told = move(manager, queue)
-            assert trap.struck
-            await_live(both)
-            clients = [Client(source.url), Client(backup.url)]
-            settle(manager, clients)
-            check(clients, queue, told, point)
-            put(backup, queue, "the next one")
-            for client in clients:
-                client.rm.drop()
+        trap = Trap(point, primary.port, primary.kill)
+        repair = partial(await_live, both)
+        check_moved(queue, point, urls, [source.url, backup.url], trap, repair, tmp_path, monkeypatch)
+        put(backup, queue, "the next one")
     finally:
         primary.kill()
         backup.kill()
@@ -235,14 +216,13 @@ def test_the_live_server_is_killed(
 
 def await_live(url: str) -> None:
     """The backup has taken over."""
-    give_up = time.monotonic() + 60
     rm = OpenWireResource()
-    while True:
-        try:
+
+    def opens() -> bool:
+        with suppress(XaError):
             rm.open(url, RMID)
-        except XaError:
-            assert time.monotonic() < give_up, "the backup did not take over"
-            time.sleep(0.2)
-        else:
-            rm.drop()
-            return
+            return True
+        return False
+
+    until(opens, "the backup did not take over")
+    rm.drop()
