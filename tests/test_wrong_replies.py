@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import psycopg
 import pytest
@@ -35,13 +35,15 @@ SETTINGS = {
 }
 LOST = frozenset({Code.XAER_RMFAIL, Code.XA_RETRY})
 RECORD = b"the decision"
+Rewrite: TypeAlias = "Callable[[bytes, bytes], list[bytes]]"
+"""What a request and a message of the server become."""
 
 
 READY = said(b"Z", b"I")
 COPY_IN = said(b"G", bytes(3))
 
 
-def instead(asked: bytes, kind: bytes, *messages: bytes) -> Callable[[bytes, bytes], list[bytes]]:
+def instead(asked: bytes, kind: bytes, *messages: bytes) -> Rewrite:
     """Where the client has asked this, these messages instead of those of this kind."""
 
     def rewrite(request: bytes, message: bytes) -> list[bytes]:
@@ -50,7 +52,7 @@ def instead(asked: bytes, kind: bytes, *messages: bytes) -> Callable[[bytes, byt
     return rewrite
 
 
-def before(asked: bytes, *messages: bytes) -> Callable[[bytes, bytes], list[bytes]]:
+def before(asked: bytes, *messages: bytes) -> Rewrite:
     """Where the client has asked this, these messages before each of the server's."""
 
     def rewrite(request: bytes, message: bytes) -> list[bytes]:
@@ -60,7 +62,7 @@ def before(asked: bytes, *messages: bytes) -> Callable[[bytes, bytes], list[byte
 
 
 @contextmanager
-def behind(harness: Any, protocol: Protocol, rewrite: Callable[[bytes, bytes], list[bytes]]) -> Iterator[Any]:
+def behind(harness: Any, protocol: Protocol, rewrite: Rewrite) -> Iterator[Any]:
     """A client of a harness's resource behind a rewriting server, and that server."""
     front = harness.open_string.partition("?")[0]
     there = front.partition("://")[2].rpartition("@")[2].partition("/")[0]
@@ -105,12 +107,9 @@ UNLIKE = {
 }
 
 
-@pytest.mark.parametrize("how", UNLIKE)
-@pytest.mark.parametrize("verb", ["prepare", "commit", "rollback"])
-def test_a_reply_that_is_none_to_a_verb_of_postgres_is_no_outcome(postgres: Postgres, verb: str, how: str) -> None:
-    harness = PostgresHarness(postgres, postgres.create_database())
-    asked = {"prepare": b"PREPARE TRANSACTION", "commit": b"COMMIT PREPARED", "rollback": b"ROLLBACK PREPARED"}[verb]
-    with behind(harness, Protocol.POSTGRES, UNLIKE[how](asked)) as (client, server):
+def check_no_outcome(harness: PostgresHarness | MariaHarness, protocol: Protocol, rewrite: Rewrite, verb: str) -> None:
+    """A verb hears what is no reply to it, and the branch ends well when the server is honest again."""
+    with behind(harness, protocol, rewrite) as (client, server):
         key = new_key()
         xid = client.ended(key)
         if verb != "prepare":
@@ -120,6 +119,14 @@ def test_a_reply_that_is_none_to_a_verb_of_postgres_is_no_outcome(postgres: Post
         server.be_honest()
         ended_well(client, "commit" if verb == "commit" else "rollback", xid)
         assert (key in harness.committed()) is (verb == "commit")
+
+
+@pytest.mark.parametrize("how", UNLIKE)
+@pytest.mark.parametrize("verb", ["prepare", "commit", "rollback"])
+def test_a_reply_that_is_none_to_a_verb_of_postgres_is_no_outcome(postgres: Postgres, verb: str, how: str) -> None:
+    harness = PostgresHarness(postgres, postgres.create_database())
+    asked = {"prepare": b"PREPARE TRANSACTION", "commit": b"COMMIT PREPARED", "rollback": b"ROLLBACK PREPARED"}[verb]
+    check_no_outcome(harness, Protocol.POSTGRES, UNLIKE[how](asked), verb)
 
 
 @pytest.mark.parametrize("how", UNLIKE)
@@ -232,16 +239,7 @@ ROWS = (
 def test_rows_are_no_reply_to_a_verb_of_mariadb(mariadb: MariaDB, verb: str) -> None:
     harness = MariaHarness(mariadb, mariadb.create_database("mariadb"))
     rewrite = instead(b"XA " + verb.upper().encode(), b"\x07", ROWS)
-    with behind(harness, Protocol.MARIADB, rewrite) as (client, server):
-        key = new_key()
-        xid = client.ended(key)
-        if verb != "prepare":
-            assert client.prepare(xid) is Code.XA_OK
-        server.armed = True
-        assert code_of(partial(getattr(client, verb), xid)) in LOST
-        server.be_honest()
-        ended_well(client, "commit" if verb == "commit" else "rollback", xid)
-        assert (key in harness.committed()) is (verb == "commit")
+    check_no_outcome(harness, Protocol.MARIADB, rewrite, verb)
 
 
 def test_a_success_is_no_list_of_branches(mariadb: MariaDB) -> None:

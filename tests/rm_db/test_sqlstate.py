@@ -38,22 +38,22 @@ def test_every_reason_is_a_rollback_code() -> None:
     assert set(ROLLED_BACK.values()) <= ROLLBACK_CODES
 
 
-@pytest.mark.parametrize("sqlstate", ["42501", "55006", "57014", "58030", "XX000", "25006", ""])
-def test_what_is_prepared_stays_prepared(sqlstate: str) -> None:
-    """No error of the second phase is taken for an outcome."""
-    assert lookup(COMMIT_PREPARED, sqlstate) is Code.XA_RETRY
-    assert lookup(ROLLBACK_PREPARED, sqlstate) is Code.XA_RETRY
-
-
-def test_a_gid_of_another_database() -> None:
-    """It is no outcome: no later try helps a commit, whose decision the manager keeps (`tm.two_phase.return_codes`)."""
-    assert lookup(COMMIT_PREPARED, "0A000") is Code.XAER_INVAL
-    assert lookup(ROLLBACK_PREPARED, "0A000") is Code.XA_RETRY
-
-
-def test_an_unknown_gid() -> None:
-    assert lookup(COMMIT_PREPARED, "42704") is Code.XAER_NOTA
-    assert lookup(ROLLBACK_PREPARED, "42704") is Code.XAER_NOTA
+@pytest.mark.parametrize(
+    ("sqlstate", "commit", "rollback"),
+    [
+        *(
+            (state, Code.XA_RETRY, Code.XA_RETRY)
+            for state in ("42501", "55006", "57014", "58030", "XX000", "25006", "")
+        ),
+        ("0A000", Code.XAER_INVAL, Code.XA_RETRY),
+        ("42704", Code.XAER_NOTA, Code.XAER_NOTA),
+    ],
+)
+def test_what_is_prepared_stays_prepared(sqlstate: str, commit: Code, rollback: Code) -> None:
+    """No error of the second phase is taken for an outcome, but that there is no such gid. Where it is of another
+    database no later try helps a commit, whose decision the manager keeps (`tm.two_phase.return_codes`)."""
+    assert lookup(COMMIT_PREPARED, sqlstate) is commit
+    assert lookup(ROLLBACK_PREPARED, sqlstate) is rollback
 
 
 @pytest.mark.parametrize(
