@@ -37,6 +37,7 @@ from rm_amqp.amqp010.structs import (
 )
 from tests.rm_amqp.amqp010.client import QpidClient
 from tests.rm_amqp.client import RMID, new_xid
+from tests.waiting import until
 from xa import (
     FORMAT_ID,
     TMJOIN,
@@ -234,10 +235,7 @@ def test_the_timer_of_broker_j_rolls_back_a_prepared_branch(raw: Raw, broker_j: 
     raw.send(queue, b"promised")
     raw.do(DtxEnd(on_wire(xid)))
     assert raw.do(DtxPrepare(on_wire(xid))) == 0
-    until = time.monotonic() + PATIENCE_S
-    while xid in raw.prepared():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: xid not in raw.prepared())
     assert raw.do(DtxCommit(on_wire(xid))) == 2, "rolled back by the timer"
     assert broker_j.bodies(queue) == []
 
