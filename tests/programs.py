@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from types import ModuleType
+from typing import Any
 
 
 def output_of(code: str, *arguments: str, **options: Any) -> str:
     """What these lines write. They must end without an error."""
     command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        command, capture_output=True, text=True, check=False, **options
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
