@@ -10,12 +10,12 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from rm_amqp.amqp010.channel import connect
+from rm_amqp.amqp010.channel import Channel, connect
 from rm_amqp.amqp010.session import SessionState
 from rm_amqp.amqp010.settings import parse
 from rm_amqp.amqp010.structs import QueueDeclare
@@ -23,11 +23,6 @@ from rm_amqp.amqp010.work import Work
 from tests.java_process import JavaProcess, java_program
 from xa import Xid
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from rm_amqp.amqp010.channel import Channel
 
 SOURCES = Path(__file__).parent / "interop" / "broker_j"
 CERTIFICATES = Path(__file__).parent / "interop" / "certificates"

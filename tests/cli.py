@@ -4,13 +4,11 @@ what makes many commands in one process quick."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from importlib.metadata import EntryPoints, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xabridge.cli.main import make_parser
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def parsed(argv: Sequence[str]) -> Any:

@@ -8,9 +8,10 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,9 +23,6 @@ from tools import compilation
 from xabridge.testing.mariadb import MariaDB
 from xabridge.testing.mariadb import installed as mariadb_installed
 from xabridge.testing.process_lifetime import marked_environment
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NEEDS_SERVERS = Path(__file__).parent / "rm_db"
 

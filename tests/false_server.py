@@ -5,12 +5,9 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
+from typing import Any, Final, Self
 
 PATIENCE_S: Final = 30
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Final
 
 JAVA: Final = ("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 CLASSES: Final = Path(__file__).parents[1] / ".cache" / "java"

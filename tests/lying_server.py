@@ -16,15 +16,12 @@ import itertools
 import random
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import BinaryIO, Final
 
 from tests.false_server import PATIENCE_S, FalseServer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import BinaryIO
 
 DRIP_S: Final = 0.1
 MOST: Final = 1 << 30

@@ -4,14 +4,11 @@ password, and with its data in memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 from tests.memory_disk import new_folder
 from xabridge.testing import postgres
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 __all__ = ["Postgres"]
 

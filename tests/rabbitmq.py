@@ -14,15 +14,13 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from xabridge.testing.ports import free_port
 from xabridge.testing.process_lifetime import NAME, marked_environment
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 import socket
 import struct
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote
 
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
 from dtx.amqp.values import Described, Symbol, Ubyte, Ulong
 from tests.false_server import FalseServer, mysql_packet, postgres_message
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TIMEOUT_S: Final = 5
 

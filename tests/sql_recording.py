@@ -4,16 +4,13 @@ is."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from sqlalchemy import Dialect
 from sqlalchemy.dialects import mssql, mysql, oracle, postgresql, sqlite
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sqlalchemy import Dialect
-    from sqlalchemy.sql.elements import ClauseElement
+from sqlalchemy.sql.elements import ClauseElement
 
 
 def dialect(name: str) -> Dialect:

@@ -9,13 +9,10 @@ import importlib
 import os
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.cases import each
 from tools.compilation import LIBRARY, ROOT, SUFFIX, is_compiled, sources
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COMPILED = is_compiled()
 MODULES = sources()

@@ -7,7 +7,9 @@ Parts and settings are those that are declared, so that a new one is looked at h
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -23,10 +25,6 @@ from xabridge.outbox.config import OutboxConfig
 from xabridge.outbox.relay import RelaySettings
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.settings import PipelineTable, settings_from
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SECRET: Final = "s3cret-Zq7"  # noqa: S105 — no one's
 

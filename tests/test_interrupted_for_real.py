@@ -11,27 +11,24 @@ import sqlite3
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import psycopg
 import pytest
 from sqlalchemy import make_url, text
 
+from tests.broker_j import BrokerJ
+from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_openwire.java_brokers import BROKERS
 from tests.simulation.seeds import few
 from tests.waiting import until
 from tm import ResourceConfig, TransactionManager
 from xabridge.testing.broker import BrokerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.broker_j import BrokerJ
-    from tests.postgres import Postgres
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 pytestmark = pytest.mark.slow
 

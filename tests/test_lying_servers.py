@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -20,7 +22,9 @@ from rm_amqp import AmqpResource, DecidingBroker
 from rm_amqp.amqp010.resource import QpidResource
 from rm_db import DecidingDatabase, MariaResource, PostgresResource
 from rm_openwire import OpenWireResource
+from tests.broker_j import BrokerJ
 from tests.lying_server import Lie, LyingServer, Protocol
+from tests.postgres import Postgres
 from tests.rm_amqp.amqp010.test_contract import QpidHarness
 from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
@@ -34,20 +38,12 @@ from tm.log.contract import LogError, LogStopped
 from tm.log.sql import SqlLog
 from tm.log.sql.database import Database
 from tm.log.sql.retry import PAUSES_S
-from xa import ROLLBACK_CODES, TMONEPHASE, Code, XaError
+from xa import ROLLBACK_CODES, TMONEPHASE, Code, XaError, Xid
 from xabridge.cli.main import main
 from xabridge.exit_codes import Exit
 from xabridge.outbox.publisher import BrokerAway
 from xabridge.outbox.rabbitmq import RabbitPublisher
 from xabridge.testing.contract.client import RMID, Client, ScriptedRegistrar, new_key, new_xid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from tests.broker_j import BrokerJ
-    from tests.postgres import Postgres
-    from xa import Xid
 
 BOUND_S = 20.0
 """No call takes longer, whatever its server says: a few times the settings below, on a machine that is busy."""

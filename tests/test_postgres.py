@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from tests.postgres import Postgres
 from xabridge.testing.postgres import EmbeddedPostgres
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.postgres import Postgres
 
 
 def test_it_forces_to_disk_and_prepares_transactions(postgres: Postgres) -> None:

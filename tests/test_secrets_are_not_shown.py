@@ -15,9 +15,11 @@ import pkgutil
 import re
 import sys
 import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import quote
 
 import pytest
@@ -49,10 +51,6 @@ from xabridge.outbox.config import OutboxConfig
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.settings import settings_from
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 MARKS: Final = ("Zq7", "Wx8", "Ye9", "Vk4", "Ut5", "Nr6", "Mj3", "Hf2", "Gd1", "ßé", "%C3%9F", "\\xdf", "Pb0")
 SECRET: Final = "Zq7@Wx8/Ye9%Vk4:Ut5#Nr6?Mj3 Hf2'Gd1\"ßéPb0"  # noqa: S105 — no one's

@@ -16,21 +16,17 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import Distribution, distribution, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
 
 from tests.programs import output_of
 from tools.compilation import libraries, sources
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]

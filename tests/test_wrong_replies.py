@@ -3,10 +3,12 @@ another kind, with other rows. What can't be the reply to a request counts as a 
 
 from __future__ import annotations
 
+import socket
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import psycopg
 import pytest
@@ -14,17 +16,12 @@ import pytest
 from tests.false_server import FalseServer
 from tests.false_server import postgres_message as said
 from tests.lying_server import Protocol, RewritingServer
+from tests.postgres import Postgres
 from tests.rm_db.harness import MariaDeciderHarness, MariaHarness, PostgresDeciderHarness, PostgresHarness
 from xa import ROLLBACK_CODES, TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, Code, XaError
 from xa.sql.psycopg_connection import BoundedConnection
 from xabridge.testing.contract.client import RMID, Client, new_key, new_xid
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator
-
-    from tests.postgres import Postgres
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 pytestmark = pytest.mark.slow
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from bench import contract
 from bench.command import BENCHMARKS, main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.diagrams import MACHINES, document
 from xa import state_tables
-from xa.machine import Result
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from xa.machine import Machine
+from xa.machine import Machine, Result
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "state-machines.md"

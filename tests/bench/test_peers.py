@@ -4,15 +4,12 @@ missing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from bench.command import main
 from bench.peers.figures import NAMES, SHAPES, Sample, Shape, figures_of, table
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ONE, SIXTEEN, BATCHES = SHAPES
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from bench import release
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHANGELOG = "# Changelog\n\n## [{newest}]\n\n- Something.\n"
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from bench.command import BENCHMARKS
 from bench.report import Bar, Goal, bars, meaning, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MACHINE = {"cpu": "some", "cores": 2}
 E2E = {

@@ -7,13 +7,11 @@ import multiprocessing
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from importlib import import_module
 from multiprocessing import connection
-from typing import IO, TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from pathlib import Path
+from typing import IO
 
 _LOCK = threading.Lock()
 """Who asks for an exit code reads it from a pipe, where another thread could read it at the same moment; who starts a

@@ -9,8 +9,10 @@ true. (What was ended and never prepared is available again when the timeout of 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,6 @@ from tests.rm_amqp.client import RMID, Client
 from tests.simulation.seeds import EVERY_POINT
 from xa import TMENDRSCAN, TMSTARTRSCAN
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PATIENCE_S = 60
 COUNT = 2

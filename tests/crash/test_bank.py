@@ -7,26 +7,22 @@ XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which, XABRIDGE_PO
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from bench.crash.bank.audit import Books, Entry, Sent, compare
 from bench.crash.bank.campaign import PER_POINT, BankCampaign
-from bench.crash.bank.faults import NAMED, SETUPS, Fault, points, setup_of, storm
+from bench.crash.bank.faults import NAMED, SETUPS, Fate, Fault, points, setup_of, storm
 from bench.crash.bank.site import WORKER, Site
 from bench.crash.bank.transfers import ACCOUNTS, OPENING, PLACES, Account, Setup, Transfer, some_transfers
 from tests.memory_disk import new_folder
 from tests.simulation.seeds import EVERY_POINT, ROUNDS, SEED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bench.crash.bank.faults import Fate
 
 ROOT = Path(__file__).parents[2]
 TRIES = (1, 2) if EVERY_POINT else (1,)

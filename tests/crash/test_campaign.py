@@ -7,9 +7,9 @@ XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which; XABRIDGE_PO
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import chdir
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +19,6 @@ from bench.crash.ledger import compare
 from bench.crash.stage import WORKER, Stage
 from tests.memory_disk import new_folder
 from tests.simulation.seeds import EVERY_POINT, ROUNDS, SEED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).parents[2]
 DECISIONS = {"force", "decide shop"}

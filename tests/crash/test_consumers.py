@@ -6,10 +6,10 @@ XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which; `python -m 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,9 +24,6 @@ from bench.crash.consumers.campaign import (
 from bench.crash.consumers.worker import COMMITS, GOOD, RAISES
 from tests.memory_disk import new_folder
 from tests.simulation.seeds import ROUNDS, SEED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 COUNT = 40

@@ -4,16 +4,13 @@ broker that decides (`tests.crash.together`). One process alone: `test_amqp_kill
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.crash.test_amqp_kill import Site
 from tests.crash.together import POINTS, Together
 from tests.simulation.seeds import EVERY_POINT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.slow

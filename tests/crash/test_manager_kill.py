@@ -11,19 +11,16 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.crash.forked import ForkedProcess
 from xabridge.testing.reference import ReferenceStore
 from xabridge.testing.reference.remote import ReferenceServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 KILLS = int(os.environ.get("XABRIDGE_KILLS", "6"))
 SEED = int(os.environ.get("XABRIDGE_KILLS_SEED", "1"))

@@ -9,21 +9,17 @@ every decision must have ended.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from rm_amqp import Message
 from rm_amqp.decider.tokens import Token
 from tests.crash.test_amqp_kill import COUNT, DECIDER_STEPS, Field, check_moved, some_of
+from tests.rm_amqp.service_bus.namespace import Namespace
 from tests.rm_amqp.service_bus.server import TOPIC, ServiceBusServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from tests.rm_amqp.service_bus.namespace import Namespace
 
 LOCK_S = 2.0
 SLOTS = 2

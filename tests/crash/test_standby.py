@@ -12,8 +12,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -21,18 +22,13 @@ from sqlalchemy import text
 
 from rm_amqp import Message
 from tests.crash.forked import ForkedProcess
+from tests.postgres import Postgres
 from tests.rm_db.proxy import Proxy
 from tests.simulation.seeds import EVERY_POINT
 from tests.waiting import until
 from tm import TransactionManager
 from xabridge.testing.amqp_client import Client, run
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.postgres import Postgres
 
 ROUNDS = 4 if EVERY_POINT else 1
 ORDERS = 300

@@ -10,7 +10,7 @@ import secrets
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -21,9 +21,6 @@ from tm.recovery import lease
 from tm.resources import find_factory
 from xabridge.testing.reference import ReferenceStore
 from xabridge.testing.reference.remote import ReferenceServer, RemoteReference
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PATIENCE_S = 60
 LEASE_S = 0.5

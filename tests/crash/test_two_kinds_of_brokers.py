@@ -9,8 +9,9 @@ true.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +20,6 @@ from tests.crash.test_amqp_kill import COUNT, STEPS, Field
 from tests.rm_amqp.amqp010.client import QpidClient
 from tests.rm_amqp.client import RMID
 from tests.simulation.seeds import EVERY_POINT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SOME = ("after end in", "after force", "after commit in")
 TIMEOUTS = "?timeout=10&connect_timeout=2&branch_timeout=10"

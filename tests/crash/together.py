@@ -9,8 +9,9 @@ application got must be true, and no decision may be left.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from rm_amqp import DecidingBroker, Message
 from rm_amqp.decider.tokens import Token
@@ -18,9 +19,6 @@ from tests.crash.forked import ForkedProcess
 from tests.crash.test_amqp_kill import PATIENCE_S, Site, check_moved, hear
 from tests.rm_amqp.client import RMID, new_xid
 from xa import TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 NODES = ("orders-1", "orders-2", "orders-2")
 PER_ROUND = 30

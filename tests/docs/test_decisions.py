@@ -7,14 +7,11 @@ from __future__ import annotations
 import re
 import tomllib
 from datetime import date
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.docs.guide import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FOLDER = ROOT / "docs" / "decisions"
 DECISIONS = sorted(FOLDER.glob("0*.md"))

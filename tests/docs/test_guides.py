@@ -13,8 +13,9 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -23,14 +24,10 @@ from sqlalchemy import create_engine, make_url
 from tests.cases import each
 from tests.cli import parsed
 from tests.docs.guide import ROOT, Block, blocks, pages
+from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.pipeline.environment import BRIEF
 from tm import configuration_from
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.postgres import Postgres
 
 EXECUTED = {"python", "toml", "sql", "sh"}
 ELSEWHERE = {

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from rm_amqp import Message
 from rm_amqp.amqp010.settings import OPTIONS, parse
+from tests.broker_j import BrokerJ
 from tests.docs.guide import ROOT, blocks
 from tests.docs.test_tables_of_settings import rows
 from tests.rm_amqp.amqp010.client import QpidClient
 from tests.rm_amqp.client import RMID
 from tm import TransactionManager
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.broker_j import BrokerJ
 
 PAGE = ROOT / "docs" / "qpid.md"
 SHOWN = re.compile(r"\d+|true|false")

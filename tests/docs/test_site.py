@@ -11,15 +11,12 @@ import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from bench import site
 from tests.docs.guide import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NPM = shutil.which("npm")
 REFERENCE = ("xabridge", "xabridge.outbox", "xabridge.pipeline", "rm_amqp", "rm_openwire", "rm_db", "rm_delta", "xa")

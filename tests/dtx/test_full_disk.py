@@ -8,8 +8,10 @@ import os
 import sqlite3
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +20,6 @@ from rm_amqp import Message
 from tests.memory_disk import new_folder
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tm import RolledBack, TransactionManager
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

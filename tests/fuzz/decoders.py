@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.decoding import DecodeError
@@ -65,9 +66,6 @@ from xabridge.pipeline.core.shards import PlannedRead, shard_from_text
 from xabridge.pipeline.json_document import read_json
 from xabridge.pipeline.json_schema import ddl_of
 from xabridge.pipeline.settings import settings_from
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass(frozen=True)

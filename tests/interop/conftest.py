@@ -7,16 +7,14 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.memory_disk import new_folder
 from xabridge.testing.broker import BrokerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 RHEA = Path(__file__).with_name("rhea")
 JMS = Path(__file__).with_name("jms")

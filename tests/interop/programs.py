@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any, Final
 
 NOT_ALLOWED: Final = {"amqp:unauthorized-access"}
 NO_TOPICS: Final = {"amqp:not-implemented", "amqp:not-found", "amqp:not-allowed", "amqp:invalid-field"}

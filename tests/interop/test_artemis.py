@@ -12,8 +12,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
 
 import pytest
 
@@ -34,12 +37,6 @@ from xa import ResourceError, XaError
 from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Relay, RelaySettings
 from xabridge.testing.contract.client import ScriptedRegistrar
 from xabridge.testing.contract.deciding import RECORD, Decider
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from multiprocessing.queues import Queue
-    from multiprocessing.synchronize import Barrier
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow]
 RMID = 7

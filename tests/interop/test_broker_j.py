@@ -7,19 +7,15 @@ the broker.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from tests.broker_j import BrokerJ
 from tests.interop.deciding_suite import *  # noqa: F403 — the suite
 from tests.interop.deciding_suite import Site
 from tests.rm_amqp.decider.deciding import DISCHARGE, ForeignHarness
 from tm import OutcomeUnknown, RolledBack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.broker_j import BrokerJ
 
 SLOTS = 2
 

@@ -5,14 +5,12 @@ What is checked stands in go/main.go, from the side of go-amqp's user; here is w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
 from tests.interop.programs import run
-
-if TYPE_CHECKING:
-    from xabridge.testing.broker import BrokerProcess
+from xabridge.testing.broker import BrokerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]  # rhea, Qpid JMS and proton do the same
 NUMBERS: Final = [str(number) for number in range(300)]

@@ -6,8 +6,9 @@ Proton's protocol engine is that of rm_amqp too: what any client does, these tes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 import pytest
@@ -19,9 +20,6 @@ from proton.utils import BlockingConnection, LinkDetached
 from dtx.broker.access.credentials import set_password
 from xabridge.testing.broker import BrokerProcess
 from xabridge.testing.contract.client import case
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CERTIFICATES: Final = Path(__file__).with_name("certificates")
 pytestmark = pytest.mark.slow

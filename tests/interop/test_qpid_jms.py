@@ -5,16 +5,14 @@ Each use is a class in jms/, which checks from the side of JMS' user; here is wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 from proton import Message
 from proton.utils import BlockingConnection, SyncRequestResponse
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from xabridge.testing.broker import BrokerProcess
+from xabridge.testing.broker import BrokerProcess
 
 pytestmark = [pytest.mark.slow]
 

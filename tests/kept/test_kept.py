@@ -11,9 +11,10 @@ from __future__ import annotations
 import gzip
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -26,6 +27,7 @@ from rm_amqp import AmqpResource
 from tests.kept.make import BATCH, LARGE, STANDING
 from tests.kept.pipeline import END, batch, settings_of
 from tests.kept.processes import DATABASE, DECIDED, KINDS, UNDECIDED, manager
+from tests.postgres import Postgres
 from tm import TransactionManager
 from tm.log import LogError
 from tm.log.factory import look_at_log, open_log
@@ -34,11 +36,6 @@ from xabridge.cli import main
 from xabridge.outbox import Inbox, OutboxStore
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.testing.broker import BrokerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.postgres import Postgres
 
 HERE = Path(__file__).parent
 REFUSED = HERE / "0.1.0"

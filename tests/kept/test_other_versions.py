@@ -10,8 +10,10 @@ import json
 import re
 import sqlite3
 import zlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from sqlalchemy import create_engine
@@ -31,10 +33,6 @@ from xa import Xid
 from xabridge.outbox import Tables
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.ledger.status import look as look_at_pipelines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 NODE = "orders-1"
 OLD = "made by xabridge 0.1.0, which is not read any more: finish its work with that version"

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rm_amqp import AmqpResource, Message, Session
+from tests.rm_amqp.network import Network
 from xa import TMENDRSCAN, TMFAIL, TMNOFLAGS, TMONEPHASE, TMREGISTER, TMSTARTRSCAN, TMSUCCESS, TMUSEASYNC, Code, Xid
 from xabridge.testing.contract.client import ScriptedRegistrar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from tests.rm_amqp.network import Network
 
 RMID: Final = 3
 _NUMBERS: Final = itertools.count(1)

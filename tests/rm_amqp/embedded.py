@@ -6,18 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
+from rm_amqp.connection.endpoint import Endpoint
+from xa import Xid
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from rm_amqp.connection.endpoint import Endpoint
-    from xa import Xid
 
 T = TypeVar("T")
 PATIENCE_S = 30

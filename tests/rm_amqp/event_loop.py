@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
-
-    from tests.rm_amqp.network import Network
+from tests.rm_amqp.network import Network
 
 T = TypeVar("T")
 

@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proton import Condition, Data, Terminus, symbol
 from proton.handlers import MessagingHandler
 from proton.reactor import Container
 
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class _Foreign(MessagingHandler):

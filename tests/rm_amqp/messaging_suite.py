@@ -7,18 +7,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import proton
 import pytest
 
 from rm_amqp import Message, NoMessage
-from tests.rm_amqp.client import RMID, new_xid
+from tests.rm_amqp.client import RMID, MessagingClient, new_xid
 from xa import TMFAIL, BranchRolledBack, Code, ThreadOfControl, XaError, XaMisuse, entered
 from xabridge.testing.contract.client import case
-
-if TYPE_CHECKING:
-    from tests.rm_amqp.client import MessagingClient
 
 BODIES: tuple[Any, ...] = (None, "", "Καλημέρα 🌍 \0", "x" * 100_000, b"", b"octets\0\xff", b"x" * 300_000, {})
 BODIES += ({"int": 7, "large": -(2**63), "float": 2.5, "text": "é", "octets": b"\0", "true": True, "none": None},)

@@ -10,37 +10,33 @@ from __future__ import annotations
 
 import math
 import select
+import socket
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 from zlib import crc32
 
 from dtx.amqp.sasl import SaslServer, ServerPolicy
+from dtx.amqp.sasl.mechanisms import Identity
 from dtx.broker.access.permissions import EVERYTHING, Permissions
 from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
 from dtx.broker.settings import Settings
+from dtx.store.contract import StoreError
 from dtx.store.memory import Disk, MemoryStore
 from rm_amqp import AmqpResource, DecidingBroker, Environment
 from rm_amqp.connection.connector import connect
 from rm_amqp.errors import unreachable
+from rm_amqp.settings import Broker
+from tests.rm_amqp.service_bus.peer import ServiceBusConnection
 from tests.simulation.seeds import EVERY_POINT
-from xa import TMUSEASYNC
+from xa import TMUSEASYNC, Registrar
+from xa.keep_alive import Maintained
 
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-
-    from dtx.amqp.sasl.mechanisms import Identity
-    from dtx.store.contract import StoreError
-    from rm_amqp.settings import Broker
-    from tests.rm_amqp.service_bus.peer import ServiceBusConnection
-    from xa import Registrar
-    from xa.keep_alive import Maintained
-
-    Served = BrokerConnection | ServiceBusConnection
+Served = BrokerConnection | ServiceBusConnection
 
 
 class Kind(Enum):

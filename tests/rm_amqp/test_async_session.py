@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
-from rm_amqp import Message, NoMessage
+from rm_amqp import AmqpResource, Message, NoMessage
 from tests.rm_amqp.client import RMID, new_xid, transaction
 from tests.rm_amqp.client import put as put_all
 from tests.rm_amqp.event_loop import run
 from tests.rm_amqp.network import Network
 from xa import ResourceUnavailable, ThreadOfControl, entered
-
-if TYPE_CHECKING:
-    from rm_amqp import AmqpResource
 
 URL = "amqp://here/?timeout=20"
 

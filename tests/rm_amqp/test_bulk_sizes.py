@@ -5,8 +5,10 @@ that.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -15,10 +17,6 @@ from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.client import RMID, new_xid, transaction
 from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import TMFAIL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 FRAME: Final = 65_536
 WINDOW: Final = 2048

@@ -4,23 +4,18 @@ registration.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 import pytest
 
 from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.simulation.seeds import EVERY_POINT
-from xa import TMREGISTER, TMUSEASYNC
+from xa import TMREGISTER, TMUSEASYNC, Registrar, ResourceManager, Xid
 from xabridge.testing.contract.client import ScriptedRegistrar
 from xabridge.testing.contract.harness import Capabilities
 from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Set as AbstractSet
-
-    from xa import Registrar, ResourceManager, Xid
 
 VARIANTS = {"static": TMUSEASYNC, "dynamic": TMREGISTER | TMUSEASYNC}
 BEGINNINGS = {"TestRegistration", "TestAssociation", "TestThreads", "TestFailures", "TestCapacity"}

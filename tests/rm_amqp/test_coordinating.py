@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,6 @@ from rm_amqp import Message
 from tests.rm_amqp.client import RMID, Client
 from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import TMSUCCESS, BranchRolledBack, Code, XaError, XaMisuse, Xid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def _octets(*bodies: str) -> list[bytes]:

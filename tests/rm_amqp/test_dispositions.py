@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,14 +12,10 @@ from dtx.amqp.encoding import encode, encode_uint
 from dtx.amqp.performatives import MAX_UINT, PERFORMATIVES, Disposition
 from dtx.amqp.values import Described, Ulong
 from dtx.protocol.replies import ACCEPTED, MODIFIED, RELEASED, TRANSACTIONAL
+from rm_amqp import Message
 from rm_amqp.connection.dispositions import join_dispositions
+from tests.rm_amqp.client import Client
 from tests.simulation.seeds import EVERY_POINT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rm_amqp import Message
-    from tests.rm_amqp.client import Client
 
 HEARTBEAT = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 

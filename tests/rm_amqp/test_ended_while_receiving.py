@@ -4,26 +4,22 @@ application does not get it, and everybody else can: nobody would ever say what 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from dtx.protocol.conditions import RefusedError
 from rm_amqp import AmqpResource, DecidingBroker
+from rm_amqp.channel.work import Work
+from rm_amqp.connection.connection import StepsRun
 from rm_amqp.errors import ConnectionLost
 from tests.rm_amqp.client import RMID, look, new_xid, put, transaction
 from tests.rm_amqp.network import Network
-from xa import TMFAIL, TMNOFLAGS, TMSUCCESS, BranchRolledBack, Code, ThreadOfControl, XaError, entered
+from xa import TMFAIL, TMNOFLAGS, TMSUCCESS, BranchRolledBack, Code, ThreadOfControl, XaError, Xid, entered
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rm_amqp.channel.work import Work
-    from rm_amqp.connection.connection import StepsRun
-    from xa import Xid
-
-    Resource = AmqpResource | DecidingBroker
+Resource = AmqpResource | DecidingBroker
 
 PATIENCE_S = 20
 URL = f"amqp://here/?timeout={PATIENCE_S}"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.performatives import Target
+from dtx.broker.broker import Broker
 from dtx.protocol.conditions import Refusal
 from rm_amqp import Message
 from tests.rm_amqp.client import RMID, Client
+from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import (
     TMASYNC,
     TMNOFLAGS,
@@ -27,13 +29,7 @@ from xa import (
     Xid,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dtx.broker.broker import Broker
-    from tests.rm_amqp.embedded import EmbeddedBroker
-
-    Connect = Callable[..., Client]
+Connect = Callable[..., Client]
 
 OPTIONS = ["", "ahead=true"]
 

@@ -8,16 +8,12 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.simulation.seeds import EVERY_POINT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
 
 ATTEMPTS = 600 if EVERY_POINT else 100
 PARTS = 3

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.rm_amqp.embedded import EmbeddedBroker
 
 OCTETS = 24_000_000
 CLIENT = """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from tests.rm_db.proxy import Proxy
 from tests.simulation.seeds import EVERY_POINT
 from xa import TMONEPHASE, TMSUCCESS, Code, ResourceUnavailable, ThreadOfControl, entered
 from xabridge.testing.contract.client import ScriptedRegistrar
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.slow

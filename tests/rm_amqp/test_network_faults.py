@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Callable, Mapping
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from rm_amqp import Message, NoMessage
+from rm_amqp import AmqpResource, Message, NoMessage
 from tests.rm_amqp.client import RMID
 from tests.rm_amqp.decider.test_deciding_faults import MOST_PASSES, World
 from tests.rm_amqp.event_loop import run
@@ -27,14 +28,8 @@ from tests.simulation.log import Disk, SimulatedLog
 from tests.simulation.seeds import few, many
 from tests.tm.wrapped import VERBS, Wrapped
 from tm import OutcomeUnknown, RolledBack
-from xa import TMREGISTER, TMUSEASYNC, XaError
+from xa import TMREGISTER, TMUSEASYNC, Registrar, XaError
 from xabridge.testing.reference import ReferenceFactory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from rm_amqp import AmqpResource
-    from xa import Registrar
 
 SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "100"))
 QUICK = 25

@@ -4,7 +4,8 @@ cover channels for other requests while branches use all of theirs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,17 +20,11 @@ from rm_amqp.errors import refusal_error
 from tests.rm_amqp.client import RMID, Client
 from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
-from xa import TMONEPHASE, Code
+from xa import TMONEPHASE, Code, Xid
 from xa.configuration import Section
 from xabridge.testing.contract.client import RMID as DECIDER_RMID
 from xabridge.testing.contract.client import elsewhere, new_key, refused
 from xabridge.testing.contract.deciding import RECORD, Decider
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from xa import Xid
 
 OWN = {"produce": ["*"], "consume": ["*"], "create": ["*"], "coordinate": "own"}
 

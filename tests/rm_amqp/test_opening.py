@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,10 +21,7 @@ from xa.configuration import Section
 from xabridge.testing.contract.client import ScriptedRegistrar
 from xabridge.testing.ports import free_port
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Connect = Callable[..., Client]
+Connect = Callable[..., Client]
 
 CERTIFICATES = Path(__file__).parents[1] / "interop" / "certificates"
 OPEN_SESAME = "open sesame"

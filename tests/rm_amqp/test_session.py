@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +12,7 @@ from rm_amqp.channel.work import MAX_HELD
 from rm_amqp.connection.connection import SocketConnection
 from rm_amqp.session import TOGETHER
 from tests.rm_amqp.client import RMID, Client, NetworkClient
+from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.messaging_suite import *  # noqa: F403 — the suite
 from tests.rm_amqp.network import Network
 from tests.waiting import until
@@ -26,12 +27,7 @@ from xa import (
 )
 from xabridge.testing.contract.client import elsewhere
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
-
-    Connect = Callable[..., Client]
+Connect = Callable[..., Client]
 
 
 @pytest.mark.parametrize("how", ["delay", "deliver_at", "batch"])

@@ -5,28 +5,23 @@ reference resource manager in place of the database.
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from rm_amqp import Message
 from rm_amqp.connections import REAP_S
 from tests.rm_amqp.client import RMID, Client, NetworkClient
+from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.network import Network
 from tm import TransactionManager
 from tm.resources import ResourceConfig
-from xa import TMNOWAIT, Code, ThreadOfControl, TryAgain, entered
+from xa import TMNOWAIT, Code, ThreadOfControl, TryAgain, Xid, entered
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
-    from xa import Xid
-
-    Connect = Callable[..., Client]
+Connect = Callable[..., Client]
 
 
 class Shop:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,9 +11,6 @@ from tests.postgres import Postgres
 from tests.rm_db.harness import PostgresHarness
 from tests.rm_db.pooler import Pooler, installed
 from xabridge.testing.contract.client import RMID, Client
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")

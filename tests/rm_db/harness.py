@@ -5,9 +5,12 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pymysql
@@ -16,24 +19,16 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
 
 from rm_db import DecidingDatabase, MariaResource, PostgresResource
+from rm_db.mariadb.connection import MariaConnection
 from rm_db.postgres.database import PostgresDatabase
+from rm_db.postgres.libpq import LibpqConnection
 from rm_db.postgres.resource_manager import PostgresDriver
+from tests.postgres import Postgres
 from tests.rm_db.proxy import Proxy
-from xa import BranchRolledBack, Code
-from xabridge.testing.contract.client import refused
+from xa import BranchRolledBack, Code, DecidingResource, Registrar, ResourceManager, Xid
+from xabridge.testing.contract.client import Client, refused
 from xabridge.testing.contract.harness import Capabilities
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Set as AbstractSet
-    from pathlib import Path
-
-    from rm_db.mariadb.connection import MariaConnection
-    from rm_db.postgres.libpq import LibpqConnection
-    from tests.postgres import Postgres
-    from xa import DecidingResource, Registrar, ResourceManager, Xid
-    from xabridge.testing.contract.client import Client
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
 

@@ -11,15 +11,13 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from tests.postgres import Postgres
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from tests.postgres import Postgres
 
 START_TIMEOUT_S = 60
 SETTINGS = """

@@ -10,15 +10,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import psycopg
 import pytest
 
 from tests.postgres import Postgres
-
-if TYPE_CHECKING:
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S: Final = 60
 ROOT: Final = Path(__file__).parents[2]

@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import psycopg
 import pytest
@@ -23,12 +25,7 @@ from tests.postgres import Postgres
 from tests.tm.wrapped import DECIDER_VERBS, VERBS, hooked
 from tests.waiting import until
 from tm import OutcomeUnknown, ResourceConfig, RolledBack, TransactionManager
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S: Final = 60
 ROUNDS: Final = int(os.environ.get("XABRIDGE_KILL_ROUNDS", "2"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,14 +12,10 @@ from delta_kernel_rust_sharing_wrapper import PythonInterface, ScanBuilder, Tabl
 from deltalake import DeltaTable
 
 from rm_delta import DeltaResource
+from xa import Registrar
 from xa.in_process_branches import Branches
 from xabridge.testing.contract import Capabilities, Harness
 from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite: pytest finds its classes here
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from xa import Registrar
 
 KEYS = pa.schema([pa.field("key", pa.string(), nullable=False)])
 

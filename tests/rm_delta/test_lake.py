@@ -13,10 +13,11 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import date
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,16 +26,11 @@ from deltalake.schema import PrimitiveType
 
 from rm_delta import lake as lake_module
 from rm_delta.errors import TableRefused
-from rm_delta.lake import ABANDONED_S, CommitBegun, CompletionPostponed, Lake, LakeUnavailable
+from rm_delta.lake import ABANDONED_S, CommitBegun, CompletionPostponed, Lake, LakeUnavailable, TableWork
 from rm_delta.parquet_files import TableFiles
 from tests.rm_delta.test_contract import rows_of
 from xa import FORMAT_ID, Xid
 from xabridge.testing.contract.client import case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rm_delta.lake import TableWork
 
 ORDERS = pa.schema([pa.field("number", pa.int64(), nullable=False), pa.field("product", pa.string())])
 SALES = pa.schema([pa.field("number", pa.int64()), pa.field("day", pa.date32()), pa.field("shop", pa.string())])

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,10 +21,6 @@ from tests.programs import check_exports, loaded_by
 from tests.rm_delta.test_contract import rows_of
 from tm import ResourceConfig, TransactionManager
 from xa import Code, TryAgain, XaMisuse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 COLUMNS = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("name", pa.string())])
 

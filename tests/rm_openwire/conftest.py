@@ -3,7 +3,7 @@ tests kill is a process, whose writes the system keeps."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,9 +11,6 @@ from tests.memory_disk import new_folder
 from tests.rm_openwire.client import Client, new_name
 from tests.rm_openwire.java_brokers import BROKERS, JavaBroker
 from tests.simulation.seeds import EVERY_POINT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 NEEDS_BROKERS = ("broker", "brokers", "harness")
 BROKERS_PART = {"TestCompletion", "TestFailures", "TestHoldings", "TestRecovery"}

@@ -9,17 +9,15 @@ import fcntl
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from tests.java_process import JavaProcess, java_program
 from tests.waiting import until
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT: Final = Path(__file__).parents[2]
 SOURCES: Final = ROOT / "tests" / "interop"

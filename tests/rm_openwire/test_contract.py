@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 from rm_amqp import Message
 from rm_openwire import OpenWireResource
 from tests.rm_db.proxy import Proxy
-from xa import TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS, UnknownBranch
+from tests.rm_openwire.java_brokers import JavaBroker
+from xa import TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS, Registrar, ResourceManager, UnknownBranch
 from xa.in_process_branches import Branches
 from xabridge.testing.contract.client import RMID, ScriptedRegistrar, new_xid
 from xabridge.testing.contract.harness import Capabilities, Harness
 from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Set as AbstractSet
-
-    from tests.rm_openwire.java_brokers import JavaBroker
-    from xa import Registrar, ResourceManager
 
 
 class OpenWireHarness(Harness):

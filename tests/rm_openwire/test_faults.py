@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from rm_openwire.settings import parse
 from rm_openwire.wire import Queue, TextMessage, TransactionInfo, TransactionKind
 from tests.rm_db.proxy import Proxy
 from tests.rm_openwire.client import RMID, Client, new_name, new_xid
-from tests.rm_openwire.java_brokers import SOURCES, Artemis, Classic
+from tests.rm_openwire.java_brokers import SOURCES, Artemis, Classic, JavaBroker
 from xa import (
     BranchRolledBack,
     Code,
@@ -25,16 +26,9 @@ from xa import (
     UnknownBranch,
     XaError,
     XaMisuse,
+    Xid,
 )
 from xa.diagnosis import Health
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.rm_openwire.java_brokers import JavaBroker
-    from xa import Xid
-
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openwire")]  # each starts a broker, or uses the shared ones
 CERTIFICATES = SOURCES / "certificates"

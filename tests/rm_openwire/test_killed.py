@@ -7,9 +7,11 @@ nothing is in doubt.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,12 +26,6 @@ from tests.simulation.seeds import EVERY_POINT
 from tests.waiting import until
 from tm import OutcomeUnknown, RolledBack, TransactionManager
 from xa import XaError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.rm_openwire.java_brokers import JavaBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openwire")]
 

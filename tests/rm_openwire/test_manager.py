@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from rm_amqp import Message
 from tests.rm_openwire.client import Client, new_name
+from tests.rm_openwire.java_brokers import JavaBroker
 from tests.tm.telemetry.test_telemetry import Exported
 from tests.tm.telemetry.traced import check_messages_are_traced
 from tests.waiting import until
 from tm import TransactionManager
 from xabridge.cli.main import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from tests.rm_openwire.java_brokers import JavaBroker
 
 
 def test_a_consumer(broker: JavaBroker, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from rm_amqp import Message, NoMessage
 from rm_openwire.messages import address_of, decoded_message, destination_of, encoded_message
 from rm_openwire.wire import (
+    Destination,
     DestinationInfo,
     MapMessage,
     ObjectMessage,
@@ -23,12 +23,9 @@ from rm_openwire.wire import (
 )
 from tests.rm_amqp.messaging_suite import *  # noqa: F403 — the suite
 from tests.rm_openwire.client import RMID, Client, new_name
+from tests.rm_openwire.java_brokers import JavaBroker
 from tests.waiting import until
 from xa import Code, ResourceError, XaMisuse
-
-if TYPE_CHECKING:
-    from rm_openwire.wire import Destination
-    from tests.rm_openwire.java_brokers import JavaBroker
 
 
 def test_ids_are_text() -> None:

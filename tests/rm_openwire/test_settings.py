@@ -5,7 +5,8 @@ docs/openwire.md against both brokers, and compare its tables with the code.
 from __future__ import annotations
 
 import tomllib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,9 @@ from rm_amqp.settings import Broker
 from rm_openwire.settings import OPTIONS, Settings, parse
 from tests.docs.guide import ROOT, blocks
 from tests.docs.test_tables_of_settings import rows
+from tests.rm_openwire.java_brokers import JavaBroker
 from tm import configuration_from
 from xa import Code, XaMisuse
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.rm_openwire.java_brokers import JavaBroker
 
 
 def test_the_least_that_can_be_said() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from tests.simulation.consumers import Mutant
 from tm.consumer.failures import reason_from
 from tm.consumer.history import Fault, History, fault_of
 from tm.consumer.job import Attempt, Job
 from tm.consumer.worker import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class JudgedByTheFirst(Worker):

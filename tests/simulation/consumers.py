@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from psycopg import errors
 
@@ -31,9 +32,6 @@ from tm.outcome import Reason
 from tm.two_phase.states import GlobalState
 from xa import Code, XaError, xa_error
 from xa.coroutines import suspension
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
 
 QUEUE = "orders"
 TROUBLE_S = 40.0

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from random import Random
 
 from tm.log import Branch, Decision, DecisionRefused, Heuristic, LogFull, LogStopped
 from tm.log.incarnations import Incarnations, Standing, succeeded, trusted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from random import Random
 
 
 class Disk:

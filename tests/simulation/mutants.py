@@ -7,30 +7,24 @@ because a mistake that no schedule shows would be a hole in the simulation.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.simulation.bent import Bent, without
 from tests.simulation.world import Mutant
-from tm.log import Branch, LogFull, LogStopped
+from tm.log import Branch, Decision, Heuristic, LogError, LogFull, LogStopped
 from tm.log.incarnations import Incarnations, Standing
-from tm.recovery.ownership import Claim, Ownership, Whose
+from tm.recovery.ownership import AtWork, Claim, Floors, Ownership, Whose
+from tm.recovery.ports import Decisions, RecoveryPorts, Scanned
 from tm.sequences import Sequences
-from tm.two_phase.ports import Ports
+from tm.two_phase.ports import Answer, Asked, Ports
 from tm.two_phase.return_codes import Verb
 from xa import HEURISTIC_CODES, Code, Gtrid, XaError, xa_error
 from xa.outcome_notes import BranchOutcome
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
-    from tm.log import Decision, Heuristic, LogError
-    from tm.recovery.ownership import AtWork, Floors
-    from tm.recovery.ports import Decisions, RecoveryPorts, Scanned
-    from tm.two_phase.ports import Answer, Asked
-
-    Live = tuple[frozenset[bytes], AtWork, Decisions]
+Live = tuple[frozenset[bytes], AtWork, Decisions]
 
 
 # --- answers --------------------------------------------------------------------------------------------------

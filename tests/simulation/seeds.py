@@ -4,10 +4,8 @@ also says whether a fault is tried at every point, or at some of them."""
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
+from typing import Final
 
 ROUNDS: Final = int(os.environ.get("XABRIDGE_ROUNDS", "1"))
 """How many storms a campaign has."""

@@ -10,9 +10,10 @@ A failing seed is printed with its trace; run it again with XABRIDGE_SEED=n. XAB
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ from tests.simulation import consumer_mutants, consumers, mutants, world
 from tests.simulation.pipeline import mutants as pipeline_mutants
 from tests.simulation.pipeline import world as pipeline_world
 from tests.simulation.seeds import few, many
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 PARTS = 2
 SEARCH = 60_000

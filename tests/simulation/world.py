@@ -17,23 +17,24 @@ and lets things go wrong. Afterwards every fault ends, recovery runs until nothi
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.simulation.log import Disk, SimulatedLog
-from tm.log import Branch, Decision, LogError
+from tm.log import Branch, Decision, Heuristic, LogError
 from tm.log.decider_record import decode_branches, encode_branches
 from tm.log.incarnations import Incarnations
 from tm.outcome import Outcome, Verdict, named
 from tm.recovery.lease import LEASE_S, Lease
-from tm.recovery.ownership import FINISHED, IN_LOG, Ownership
-from tm.recovery.ports import Decisions
+from tm.recovery.ownership import FINISHED, IN_LOG, AtWork, Floors, Ownership
+from tm.recovery.ports import Decisions, RecoveryPorts, Scanned
 from tm.recovery.recovery_pass import recover
-from tm.recovery.report import Action
+from tm.recovery.report import Action, Report
 from tm.sequences import Sequences
 from tm.two_phase.commit import TwoPhaseCommit
-from tm.two_phase.ports import Asked, code_of
+from tm.two_phase.ports import Answer, Asked, Ports, code_of
 from tm.two_phase.return_codes import Verb
 from xa import (
     FORMAT_ID,
@@ -64,16 +65,7 @@ from xabridge.testing.reference import (
     ReferenceResource,
     ReferenceStore,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
-
-    from tm.log import Heuristic
-    from tm.recovery.ownership import AtWork, Floors
-    from tm.recovery.ports import RecoveryPorts, Scanned
-    from tm.recovery.report import Report
-    from tm.two_phase.ports import Answer, Ports
-    from xabridge.testing.reference.store import BackUp
+from xabridge.testing.reference.store import BackUp
 
 NODES = ("sim", "sim-2")
 LOG_IDS = (b"the log.", b"another.")

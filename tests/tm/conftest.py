@@ -4,16 +4,13 @@ itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.memory_folder import tmp_path  # noqa: F401 — logs force their decisions in memory
 from tests.tm.shop import Shop
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -10,18 +10,15 @@ from __future__ import annotations
 import dis
 import signal
 import sys
+from collections.abc import Collection
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import CodeType, FrameType, TracebackType
+from typing import Any, Final, Self
 
 from tests.tm.shop import Shop
 from tm.concurrency.with_block import handler_at
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from types import CodeType, FrameType, TracebackType
-    from typing import Self
 
 ROOT: Final = Path(__file__).parents[2]
 OURS: Final = tuple(f"{ROOT / name}/" for name in ("tm", "xa", "rm_db", "rm_amqp", "dtx"))

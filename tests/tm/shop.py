@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tm import OutcomeUnknown, ResourceConfig, TransactionManager
-from tm.log import FileLog
-from xa import TMUSEASYNC, ThreadOfControl, entered
+from tm import Outcome, OutcomeUnknown, ResourceConfig, Transaction, TransactionError, TransactionManager
+from tm.log import DecisionLog, FileLog
+from xa import TMUSEASYNC, Registrar, ResourceManager, ThreadOfControl, entered
 from xabridge.testing.reference import DecidingStore, Fate, ReferenceDecider, ReferenceResource, ReferenceStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from tm import Outcome, Transaction, TransactionError
-    from tm.log import DecisionLog
-    from xa import Registrar, ResourceManager
 
 NODE = "orders-1"
 

@@ -6,23 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.event_loop import in_loop
+from tests.tm.shop import Shop
 from tests.tm.wrapped import Gate, Wrapped
 from tm import GlobalState, ProtocolMisuse, RolledBack, Verdict
 from tm.transaction import live_of
-from xa import TMNOWAIT, Code, thread_of_control, xa_error
+from xa import TMNOWAIT, Code, Xid, thread_of_control, xa_error
 from xabridge.testing.reference import Fate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.tm.shop import Shop
-    from xa import Xid
 
 
 def gate_at(shop: Shop, verb: str) -> Gate:

@@ -8,8 +8,10 @@ import importlib.metadata
 import re
 import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,10 +20,6 @@ from tests.tm.wrapped import Wrapped
 from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager, configuration_from
 from tm.resources.resource import GROUP, _installed, find_factory
 from xabridge.testing.reference import DecidingStore, ReferenceDeciderFactory, ReferenceFactory, ReferenceStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 GOOD = """
 node = "orders-1"

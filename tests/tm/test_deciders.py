@@ -4,11 +4,11 @@ manager's own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.tm.shop import outcome_of
+from tests.tm.shop import Shop, outcome_of
 from tests.tm.wrapped import hooked
 from tm import (
     ConfigurationError,
@@ -23,9 +23,6 @@ from tm.log import Branch
 from tm.log.decider_record import decode_branches, encode_branches
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xabridge.testing.reference import DecidingStore, Fate, ReferenceFactory
-
-if TYPE_CHECKING:
-    from tests.tm.shop import Shop
 
 
 @pytest.fixture

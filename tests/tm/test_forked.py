@@ -10,24 +10,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
 
+from tests.postgres import Postgres
 from tests.programs import output_of
-from tm import TransactionError
+from tests.tm.shop import Shop
+from tm import Transaction, TransactionError
 from xa import XaError
 from xabridge.testing.in_process import TestBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.postgres import Postgres
-    from tests.tm.shop import Shop
-    from tm import Transaction
 
 
 def test_a_forked_child_refuses_and_its_parent_goes_on(shop: Shop) -> None:

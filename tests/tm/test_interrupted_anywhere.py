@@ -13,20 +13,16 @@ import itertools
 import os
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from types import CodeType
+from typing import Final
 
 import pytest
 
 from tests.memory_disk import new_folder
 from tests.tm.interrupting import Interruptions, Run
-from tm import Verdict
+from tm import Transaction, Verdict
 from xa import TMUSEASYNC
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import CodeType
-
-    from tm import Transaction
 
 ALL: Final = os.environ.get("XABRIDGE_INTERRUPTIONS") == "all"
 SEED: Final = int(os.environ.get("XABRIDGE_SEED", "20"))

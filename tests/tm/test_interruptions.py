@@ -7,7 +7,7 @@ no interruption any more. The points are the verbs of the resource managers and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +20,6 @@ from tm.log import FileLog
 from tm.log.journal import LEAST_SEGMENT_SIZE
 from xa import TMUSEASYNC, Code
 from xabridge.testing.reference import Fate
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MOST = 200
 

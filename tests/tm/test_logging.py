@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -29,10 +30,6 @@ from xabridge.testing.reference import (
     Fate,
     ReferenceResource,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 ABOUT_NO_TRANSACTION = {
     "the lease at %s could not be ended, it runs out: %s": "lease.py",

@@ -5,9 +5,9 @@ is over.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,9 +21,6 @@ from tm.log import LogStopped
 from tm.recovery.messages import RecoveryMessages
 from tm.throttle import WarningThrottle
 from xabridge.testing.reference import Fate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NIGHT_S = 2 * 3600
 EVERY_S = 60

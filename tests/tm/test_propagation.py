@@ -6,20 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tm import GlobalState, OutcomeUnknown, Propagation, ProtocolMisuse, RolledBack
+from tests.tm.shop import Shop
+from tm import GlobalState, OutcomeUnknown, Propagation, ProtocolMisuse, RolledBack, Transaction
 from xa import Code
 from xabridge.testing.reference import Fate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.tm.shop import Shop
-    from tm import Transaction
 
 P = Propagation
 SAME, NEW, NONE, REFUSED = "the caller's", "a new one", "none", "refused"

@@ -11,8 +11,8 @@ import gc
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,10 +20,6 @@ from tests.tm.shop import Shop
 from tm import OutcomeUnknown, RolledBack
 from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable
 from xabridge.testing.reference import Fate
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 SEED = int(os.environ.get("XABRIDGE_THREADS_SEED", "1"))
 LONG = os.environ.get("XABRIDGE_LONG") == "all"

@@ -9,11 +9,11 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.tm.shop import elsewhere, outcome_of
+from tests.tm.shop import Shop, elsewhere, outcome_of
 from tests.tm.wrapped import Gate, Wrapped
 from tests.waiting import until
 from tm import (
@@ -23,16 +23,13 @@ from tm import (
     OutcomeUnknown,
     ProtocolMisuse,
     RolledBack,
+    Transaction,
     Verdict,
 )
 from tm.transaction import live_of
 from xa import TMASYNC, Code, XaError, thread_of_control, xa_error
 from xa.state_tables import BranchState
 from xabridge.testing.reference import Fate
-
-if TYPE_CHECKING:
-    from tests.tm.shop import Shop
-    from tm import Transaction
 
 
 # --- the block --------------------------------------------------------------------------------------------------

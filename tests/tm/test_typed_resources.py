@@ -7,19 +7,16 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_type
+from typing import assert_type
 
 import pytest
 
 from tests.tm.shop import NODE, Shop
 from tm import ConfigurationError, ProtocolMisuse, Transaction, TransactionManager
 from tm.log import FileLog
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from xabridge.testing.reference.driver import ReferenceSession
+from xabridge.testing.reference.driver import ReferenceSession
 
 ROOT = Path(__file__).parents[2]
 USERS = ROOT / "tests" / "user"

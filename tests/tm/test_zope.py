@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import transaction  # type: ignore[import-untyped]
@@ -15,16 +17,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from transaction.interfaces import IDataManager, IRetryDataManager  # type: ignore[import-untyped]
 from zope.interface.verify import verifyObject  # type: ignore[import-untyped]
 
+from tests.tm.shop import Shop
 from tm import GlobalState, ProtocolMisuse, RolledBack, TransactionManager
 from tm.zope import DataManager, join
 from xa import Code, xa_error
 from xabridge.testing.reference import Fate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.tm.shop import Shop
 
 
 @pytest.fixture

@@ -4,19 +4,14 @@ fail.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Self
 
 from tests.simulation.log import Disk, SimulatedLog
 from tests.tm.shop import Clock
 from tm import ResourceConfig, TransactionManager
-from xa import TMUSEASYNC
+from xa import TMUSEASYNC, ResourceFactory
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
-
-    from xa import ResourceFactory
 
 __all__ = ["Clock", "TwoResources"]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.crash.points import DECIDER_VERBS, VERBS, Wrapped, hooked
-from xabridge.testing.reference import ReferenceResource
-
-if TYPE_CHECKING:
-    from xabridge.testing.reference import ReferenceStore
+from xabridge.testing.reference import ReferenceResource, ReferenceStore
 
 __all__ = ["DECIDER_VERBS", "VERBS", "Gate", "Interrupter", "Wrapped", "hooked"]
 

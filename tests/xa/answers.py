@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
-from xa import XaError, Xid
-
-if TYPE_CHECKING:
-    from xa import Code
-    from xa.switch import Switch
+from xa import Code, XaError, Xid
+from xa.switch import Switch
 
 RMID: Final = 1
 X: Final = Xid(1, b"global", b"x")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,20 +23,18 @@ from xa import (
     TMSUSPEND,
     TMUSEASYNC,
     Code,
+    DecisionRecord,
     Handle,
+    Owner,
     ThreadOfControl,
     Xid,
     entered,
     xa_error,
 )
+from xa.driver import Pending, SessionContext
 from xa.in_process_branches import Branches, DecidingBranches, DecidingUnitDriver, Part, Unit
 from xa.switch import DecidingSwitch, Switch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from xa import DecisionRecord, Owner
-    from xa.driver import Pending, SessionContext
 PATIENCE_S = 30
 
 

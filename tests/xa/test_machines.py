@@ -4,8 +4,9 @@ specification's tables.
 
 from __future__ import annotations
 
+from enum import Enum
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,6 @@ from xa.state_tables import (
     RegistrationVerb,
     ResourceVerb,
 )
-
-if TYPE_CHECKING:
-    from enum import Enum
 
 AnyMachine = Machine[Any, Any]
 OK, RDONLY, RB, HEUR, RETRY, RMERR, RMFAIL = (

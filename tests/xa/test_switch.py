@@ -5,8 +5,8 @@ are sent with the prepare, interrupted answers, and drivers that misbehave.
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -31,16 +31,12 @@ from xa import (
     thread_of_control,
     xa_error,
 )
+from xa.driver import Pending
 from xa.state_tables import BranchState
 from xa.switch import LateEndingSwitch, Switch
 from xabridge.testing.reference import Fate, ReferenceStore
 from xabridge.testing.reference.driver import ReferenceDriver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from xa.driver import Pending
-    from xabridge.testing.reference.server import Association
+from xabridge.testing.reference.server import Association
 
 
 class Driver(ReferenceDriver):

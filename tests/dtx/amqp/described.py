@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dtx.amqp.decoding import decode, decode_from
-from dtx.amqp.values import Described
-
-if TYPE_CHECKING:
-    from dtx.amqp.values import Value
+from dtx.amqp.values import Described, Value
 
 
 def items_of(value: Value) -> list[Any]:

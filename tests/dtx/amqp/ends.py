@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable
+from typing import TypeVar
 
 from dtx.amqp.connection import Connection
+from dtx.amqp.delivery import IncomingDelivery, OutgoingDelivery
 from dtx.amqp.encoding import encode
 from dtx.amqp.events import (
     ConnectionClosed,
     ConnectionOpened,
     Disposed,
+    Event,
     LinkAttached,
     LinkDetached,
     LinkFlow,
@@ -21,16 +24,10 @@ from dtx.amqp.events import (
 )
 from dtx.amqp.link import Link, ReceiverLink, SenderLink
 from dtx.amqp.performatives import Error, Source, Target
+from dtx.amqp.session import Session
 from dtx.amqp.states import ConnectionState, LinkState, SessionState
 from dtx.amqp.values import Described, Ulong
 from tests.dtx.amqp.frame_rules import FrameRules
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dtx.amqp.delivery import IncomingDelivery, OutgoingDelivery
-    from dtx.amqp.events import Event
-    from dtx.amqp.session import Session
 
 T = TypeVar("T")
 ACCEPTED = encode(Described(Ulong(0x24), []))

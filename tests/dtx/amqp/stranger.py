@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from dtx.amqp.connection import Connection
 from dtx.amqp.frames import AMQP_HEADER, FrameReader, performative_frame
 from dtx.amqp.link import ReceiverLink, SenderLink
-from dtx.amqp.performatives import Attach, Begin, Close, Detach, End, Flow, Open, Source, Target
+from dtx.amqp.performatives import Attach, Begin, Close, Detach, End, Flow, Open, Performative, Source, Target
 from tests.dtx.amqp.ends import Application
-
-if TYPE_CHECKING:
-    from dtx.amqp.performatives import Performative
 
 T = TypeVar("T")
 WINDOW = 2**31 - 1

@@ -4,25 +4,20 @@ of a broker wait meanwhile."""
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from dtx.amqp.connection import Connection
+from dtx.amqp.delivery import OutgoingDelivery
 from dtx.amqp.events import ConnectionOpened, Disposed, LinkAttached, SessionBegun
 from dtx.amqp.frames import AMQP_HEADER, performative_frame
 from dtx.amqp.link import SenderLink
-from dtx.amqp.performatives import Begin, Detach, Disposition, End, Flow, Open, Source
+from dtx.amqp.performatives import Begin, Detach, Disposition, End, Flow, Open, Performative, Source
 from dtx.amqp.session import FOUND
 from tests.cases import each
 from tests.dtx.amqp.ends import ACCEPTED, RECEIVED
 from tests.dtx.amqp.stranger import attach, kept
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dtx.amqp.delivery import OutgoingDelivery
-    from dtx.amqp.performatives import Performative
 
 LINKS = 100
 OPEN = 2**31 - 1

@@ -7,16 +7,19 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, TypeVar
 
 import pytest
 
 from dtx.amqp.connection import Connection
-from dtx.amqp.delivery import PARTIAL, SETTLED, SETTLED_THERE, UNSETTLED, WAITING, OutgoingDelivery
+from dtx.amqp.delivery import PARTIAL, SETTLED, SETTLED_THERE, UNSETTLED, WAITING, IncomingDelivery, OutgoingDelivery
 from dtx.amqp.events import ConnectionClosed, ConnectionOpened, SessionBegun, SessionEnded
 from dtx.amqp.frames import AMQP_HEADER, performative_frame
 from dtx.amqp.link import ReceiverLink, SenderLink
 from dtx.amqp.performatives import Begin, End, Error, Open
+from dtx.amqp.session import Session
 from dtx.amqp.states import (
     CONNECTION,
     DELIVERY,
@@ -36,13 +39,6 @@ from tests.dtx.amqp.ends import ACCEPTED, RECEIVED, REFUSED, Application, Dice, 
 from tests.dtx.amqp.stranger import kept
 from tests.simulation.seeds import few, many
 from xa.machine import Machine, Result, advance
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from enum import Enum
-
-    from dtx.amqp.delivery import IncomingDelivery
-    from dtx.amqp.session import Session
 
 SCHEDULES = max(1, int(os.environ.get("XABRIDGE_SCHEDULES", "30")))
 STEPS = 600

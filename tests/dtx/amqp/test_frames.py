@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -39,6 +39,7 @@ from dtx.amqp.performatives import (
     Error,
     Flow,
     Open,
+    Performative,
     Source,
     Target,
     Transfer,
@@ -46,11 +47,6 @@ from dtx.amqp.performatives import (
 from dtx.amqp.values import Described, Ulong
 from tests.cases import each
 from tests.dtx.amqp.described import performative_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dtx.amqp.performatives import Performative
 
 LIMIT = 1024
 ACCEPTED = encode(Described(Ulong(0x24), []))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,9 +33,6 @@ from dtx.amqp.values import Described, Symbol, Ubyte, Uint, Ulong, Value
 from dtx.protocol.addresses import branch_address, parse_branch_address
 from tests.cases import each
 from xa import Xid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def proton_message(octets: bytes) -> Message:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ from rm_db import MariaResource
 from rm_openwire.resource import OpenWireResource
 from tests.cases import each
 from xa import XaError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BEGINNINGS = {
     "HTTP": b"HTTP/1.1 400 Bad Request\r\n\r\n",

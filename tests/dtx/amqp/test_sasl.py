@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proton import Event
 
@@ -14,7 +14,7 @@ from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.sasl import ClientPolicy, SaslClient, SaslServer, ServerPolicy
 from dtx.amqp.sasl.client import CLIENT_LEGAL
-from dtx.amqp.sasl.layer import MAX_AHEAD, MAX_FRAME, SASL_HEADER, SaslError
+from dtx.amqp.sasl.layer import MAX_AHEAD, MAX_FRAME, SASL_HEADER, SaslError, SaslLayer
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.sasl.scram import Verifier
 from dtx.amqp.sasl.server import SERVER_LEGAL
@@ -23,9 +23,6 @@ from dtx.broker.access.credentials import Credentials
 from tests.cases import each
 from tests.dtx.amqp.described import performative_at
 from tests.dtx.amqp.engines import Engine
-
-if TYPE_CHECKING:
-    from dtx.amqp.sasl.layer import SaslLayer
 
 SALT = bytes(range(16))
 USERS = Credentials({"alice": Verifier.of("wonder,land=", SALT, 4096)}, b"secret")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,9 +27,6 @@ from dtx.amqp.sasl.scram import (
     server_signature,
 )
 from tests.cases import each
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SALT = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
 CLIENT_NONCE = "rOprNGfwEbeRWgbNEkqO"

@@ -5,16 +5,16 @@ with the number of a section."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.connection import Connection
-from dtx.amqp.delivery import PARTIAL, SETTLED, SETTLED_THERE, UNSETTLED
-from dtx.amqp.events import ConnectionClosed, ConnectionOpened, Disposed, LinkAttached, SessionEnded
+from dtx.amqp.delivery import PARTIAL, SETTLED, SETTLED_THERE, UNSETTLED, IncomingDelivery
+from dtx.amqp.events import ConnectionClosed, ConnectionOpened, Disposed, Event, LinkAttached, SessionEnded
 from dtx.amqp.frames import AMQP_HEADER, HEARTBEAT, frame, performative_frame
-from dtx.amqp.link import ReceiverLink, SenderLink
+from dtx.amqp.link import Link, ReceiverLink, SenderLink
 from dtx.amqp.performatives import (
     MAX_UINT,
     RECEIVER_FIRST,
@@ -32,17 +32,11 @@ from dtx.amqp.performatives import (
     Open,
     Transfer,
 )
+from dtx.amqp.session import Session
 from dtx.amqp.states import ConnectionState, LinkState, SessionState
 from tests.cases import each
-from tests.dtx.amqp.ends import ACCEPTED, REFUSED, Application, ends
+from tests.dtx.amqp.ends import ACCEPTED, REFUSED, Application, Ends, ends
 from tests.dtx.amqp.stranger import WINDOW, Stranger, attach, begun, error_of, flow, kept, receiving, sending
-
-if TYPE_CHECKING:
-    from dtx.amqp.delivery import IncomingDelivery
-    from dtx.amqp.events import Event
-    from dtx.amqp.link import Link
-    from dtx.amqp.session import Session
-    from tests.dtx.amqp.ends import Ends
 
 
 def closing(octets: bytes) -> tuple[str, Connection]:

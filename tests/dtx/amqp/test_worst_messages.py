@@ -6,8 +6,8 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
@@ -31,15 +31,10 @@ from dtx.amqp.conditions import Condition
 from dtx.amqp.decoding import FEW_KEYS, DecodeError, decode, keys_collide
 from dtx.amqp.encoding import encode
 from dtx.amqp.messages import read_facts, with_message_annotations
-from dtx.amqp.values import Long, Symbol, Timestamp, Ulong
+from dtx.amqp.values import Long, Map, Symbol, Timestamp, Ulong
 from rm_amqp.message import Message
 from tests.cases import each
 from tests.programs import output_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dtx.amqp.values import Map
 
 SMALL, LARGE = 4 << 10, 48 << 10
 GROWTH = 4.0

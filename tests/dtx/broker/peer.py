@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import struct
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cproton import (  # type: ignore[import-untyped]
     pn_data_clear,
@@ -45,29 +46,23 @@ from dtx.amqp.performatives import Flow
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Described as TypedDescribed
 from dtx.amqp.values import Symbol, Uint, Ulong
+from dtx.broker.access.credentials import Credentials
 from dtx.broker.access.permissions import EVERYTHING, Permissions
 from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
+from dtx.broker.queues.queue import Queue
 from dtx.broker.settings import Settings
 from dtx.protocol.addresses import COORDINATION as COORDINATION_ADDRESS
 from dtx.protocol.addresses import MANAGEMENT
 from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
 from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End, Prepare, Start
 from dtx.protocol.conditions import Refusal
-from dtx.protocol.replies import DECLARED, TRANSACTIONAL, Result, decode_reply
-from dtx.store.contract import Step
+from dtx.protocol.replies import DECLARED, TRANSACTIONAL, Reply, Result, decode_reply
+from dtx.store.contract import Step, StoreError
 from dtx.store.memory import Disk, MemoryStore
 from rm_amqp.connection.frames import OutgoingFrames
 from tests.dtx.amqp.described import items_of
 from xa import Code, Xid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dtx.broker.access.credentials import Credentials
-    from dtx.broker.queues.queue import Queue
-    from dtx.protocol.replies import Reply
-    from dtx.store.contract import StoreError
 
 NUMBERS = itertools.count()
 CAPABILITIES = (LOCAL, DISTRIBUTED)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import select
 import socket
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, cast
 
 from proton import Delivery, Endpoint
 
 from dtx.amqp.sasl.mechanisms import Identity
+from dtx.protocol.replies import Reply
+from dtx.store.contract import Step
 from tests.crash.forked import ForkedProcess
 from tests.dtx.broker.peer import Peer, World
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from dtx.protocol.replies import Reply
-    from dtx.store.contract import Step
 
 WAIT_S: Final = 10.0
 

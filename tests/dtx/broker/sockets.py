@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import ssl
 import struct
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Final
+from typing import Any, Concatenate, Final
 
 from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER
@@ -24,14 +26,9 @@ from dtx.broker.access.credentials import set_password
 from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.settings import Settings
+from dtx.store.contract import Step
 from tests.dtx.broker.peer import frame
 from tests.dtx.broker.strangers import ATTACH, BEGIN, FLOW, OPEN, TRANSFER
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-
-    from dtx.store.contract import Step
 
 LONG_S: Final = 30.0
 CERTIFICATES: Final = Path(__file__).parents[2] / "interop" / "certificates"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
@@ -12,10 +12,7 @@ from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong
 from dtx.broker.endpoint.connection import BrokerConnection
 from tests.dtx.amqp.described import items_of, performative_at
-from tests.dtx.broker.peer import flow, frame
-
-if TYPE_CHECKING:
-    from tests.dtx.broker.peer import World
+from tests.dtx.broker.peer import World, flow, frame
 
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
 

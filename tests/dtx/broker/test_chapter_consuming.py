@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from proton import Delivery, Described, Disposition, Message, ulong
+from proton import Delivery, Described, Disposition, Message, Receiver, ulong
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.settings import Limits, Settings
@@ -13,9 +13,6 @@ from dtx.protocol.commands import CONTROL, Commit, Discharge, Prepare, Start
 from dtx.protocol.replies import TRANSACTIONAL
 from tests.cases import each
 from tests.dtx.broker.peer import OK, XID, Coordinator, Peer, World, closed, condition_of, filled, flow, say_state, told
-
-if TYPE_CHECKING:
-    from proton import Receiver
 
 
 def consuming(

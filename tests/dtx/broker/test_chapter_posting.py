@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-from proton import Delivery, Message
+from proton import Delivery, Message, Sender
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.settings import QueueSettings, Settings
@@ -14,9 +12,6 @@ from dtx.protocol.replies import TRANSACTIONAL, Result
 from dtx.store.contract import StoreFull
 from tests.dtx.broker.peer import XID, Coordinator, Peer, World, closed, condition_of, filled, say_state, told
 from xa import Code
-
-if TYPE_CHECKING:
-    from proton import Sender
 
 BODY = bytes(Message(body="a message in parts").encode())
 FULL = Settings(queue_defaults=QueueSettings(max_depth=1))

@@ -10,8 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from proton import ConnectionException, Message, SSLDomain
@@ -24,9 +25,6 @@ from dtx.store.contract import Batch
 from dtx.store.sql import SqlStore
 from xa import Xid
 from xabridge.testing.broker import BrokerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.slow
 CERTIFICATES = Path(__file__).parents[2] / "interop" / "certificates"

@@ -14,8 +14,9 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from proton import Message, symbol
@@ -26,15 +27,10 @@ from dtx.protocol.commands import CONTROL, Commit, Complete, End, Forget, Prepar
 from dtx.protocol.replies import Recovered
 from dtx.protocol.replies import Result as Told
 from dtx.store.contract import Step
-from tests.dtx.broker.remote import BrokerGoneError
+from tests.dtx.broker.remote import BrokerChild, BrokerGoneError, RemotePeer
 from tests.waiting import until
 from xa import Code, Xid
 from xabridge.testing.contract.client import case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tests.dtx.broker.remote import BrokerChild, RemotePeer
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import random
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -78,11 +79,7 @@ from tests.dtx.broker.strangers import (
     node,
     serves,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from xa import Xid
+from xa import Xid
 
 SEED = int(os.environ.get("XABRIDGE_SEED", "4"))
 CONVERSATIONS = int(os.environ.get("XABRIDGE_HOSTILE", "300"))

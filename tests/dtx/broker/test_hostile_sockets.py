@@ -16,8 +16,10 @@ import struct
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from proton import Message
@@ -36,6 +38,7 @@ from dtx.broker.access.credentials import Credentials
 from dtx.broker.access.password_checks import PasswordChecks
 from dtx.broker.access.permissions import Permissions
 from dtx.broker.access.rate_limited_log import MOST, RateLimitedLog
+from dtx.broker.broker import Broker
 from dtx.broker.settings import Limits
 from dtx.store.contract import Step
 from tests.dtx.broker.peer import frame
@@ -45,12 +48,6 @@ from tests.event_loop import in_loop
 from xa.configuration import Section
 from xa.printable import printable
 from xabridge.testing.broker import BrokerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from dtx.broker.broker import Broker
 
 # -- octets
 SEED: Final = int(os.environ.get("XABRIDGE_SEED", "4"))

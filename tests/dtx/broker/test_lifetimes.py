@@ -5,14 +5,14 @@ Connection Uniqueness"."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.sasl.mechanisms import Identity
-from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong
+from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong, Value
 from tests.dtx.amqp.described import items_of
 from tests.dtx.broker.peer import World, frame
 from tests.dtx.broker.strangers import (
@@ -27,9 +27,6 @@ from tests.dtx.broker.strangers import (
     said,
     source,
 )
-
-if TYPE_CHECKING:
-    from dtx.amqp.values import Value
 
 LIFETIME, MODES = Symbol("lifetime-policy"), Symbol("supported-dist-modes")
 ON_CLOSE, ON_NO_LINKS, ON_NO_MESSAGES, ON_NEITHER = (Described(Ulong(code), []) for code in range(0x2B, 0x2F))

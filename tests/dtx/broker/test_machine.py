@@ -10,8 +10,9 @@ that repeats it.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -39,13 +40,8 @@ from dtx.protocol.conditions import STATUS_OF, Refusal
 from dtx.protocol.replies import RESULT, Recovered
 from dtx.protocol.replies import Result as Told
 from dtx.store.contract import Step, StoreStopped
-from tests.dtx.broker.peer import OK, World
+from tests.dtx.broker.peer import OK, Coordinator, Peer, World
 from xa import NULL_XID, Code, Xid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.dtx.broker.peer import Coordinator, Peer
 
 QUEUES = ("q", "r")
 FOREVER = 10**9

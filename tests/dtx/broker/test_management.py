@@ -5,7 +5,7 @@ touched, and the audit log says who did what."""
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from proton import Delivery, Message
@@ -23,12 +23,10 @@ from dtx.protocol.addresses import COORDINATION, MANAGEMENT
 from dtx.protocol.commands import Commit, Complete, Discharge, Rollback, Start
 from dtx.protocol.conditions import Refusal
 from dtx.store.contract import CHUNK, PENDING, Batch, Step, StoreFull
+from dtx.store.memory import Disk
 from tests.cases import each
 from tests.dtx.broker.peer import OK, XID, Peer, World, closed, dead, filled, manage, queue_told
 from xa import Xid
-
-if TYPE_CHECKING:
-    from dtx.store.memory import Disk
 
 # -- reports
 QUEUES = 20

@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from proton import Delivery, ulong
+from proton import Delivery, Receiver, ulong
 from proton import Described as ProtonDescribed
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.encoding import encode
 from dtx.amqp.messages import read_header, value_message
-from dtx.amqp.values import Array, Described, Symbol, Ubyte, Uint, Ulong
+from dtx.amqp.values import Array, Described, Map, Symbol, Ubyte, Uint, Ulong, Value
 from dtx.broker.endpoint import outgoing_link
 from dtx.broker.queues.selector import Selector
 from dtx.broker.settings import QueueSettings, Settings
@@ -36,11 +36,6 @@ from tests.dtx.broker.strangers import (
     source,
     terminus,
 )
-
-if TYPE_CHECKING:
-    from proton import Receiver
-
-    from dtx.amqp.values import Map, Value
 
 HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE, FOOTER = range(0x70, 0x79)
 SECTIONS = {

@@ -8,7 +8,8 @@ import itertools
 import json
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,9 +43,6 @@ from dtx.store.contract import Batch
 from tests.dtx.broker.peer import OK, Coordinator, World, closed, frame
 from xa import Code, Xid
 from xa.configuration import ConfigurationError, Section
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # -- rules
 ANYBODY, ALICE, BOB, OPERATOR = Identity(""), Identity("alice"), Identity("bob"), Identity("operator")

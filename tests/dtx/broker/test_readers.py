@@ -6,20 +6,17 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 from dtx.amqp.conditions import Condition
+from dtx.broker.queues.entry import Entry, ResumableWork
 from dtx.broker.queues.payloads import AHEAD, ROOM
 from dtx.broker.queues.readers import AT_ONCE, MOST, PAGE, Readers
 from dtx.store.contract import CHUNK
 from tests.dtx.broker.peer import Peer, World, condition_of, filled
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import pytest
-
-    from dtx.broker.queues.entry import Entry, ResumableWork
 
 
 # -- readers

@@ -12,10 +12,11 @@ import asyncio
 import os
 import socket
 from collections import Counter, deque
+from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import pytest
 
@@ -30,9 +31,6 @@ from dtx.broker.peer_scheduler import (
 )
 from tests.cases import each
 from tests.event_loop import in_loop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # -- turns
 LONGEST_S = 0.004

@@ -7,7 +7,8 @@ import random
 import re
 import struct
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import pytest
@@ -47,9 +48,6 @@ from dtx.broker.queues.selector import (
     selector_of,
 )
 from tests.cases import each
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BODY = encode(Described(Ulong(VALUE), "body"))
 ID = UUID("12345678-1234-5678-1234-567812345678")

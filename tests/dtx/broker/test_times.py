@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from proton import Delivery, symbol
 
 from dtx.amqp.messages import DELIVERY_TIME
+from dtx.broker.broker import Broker
 from dtx.broker.queues import removals
 from dtx.broker.queues.counters import UnstoredMemory
 from dtx.broker.queues.entry import Entry
@@ -37,9 +38,6 @@ from tests.dtx.broker.peer import (
     refused_with,
 )
 from tests.dtx.broker.sockets import on_a_broker, until
-
-if TYPE_CHECKING:
-    from dtx.broker.broker import Broker
 
 
 # -- timers

@@ -5,7 +5,7 @@ have it."""
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,14 +14,10 @@ from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.sasl.scram import Verifier
 from dtx.broker.access.credentials import Credentials, CredentialsError, set_password
 from dtx.broker.access.permissions import EVERYTHING, Action, Permissions, Rule
+from dtx.broker.settings import Settings
 from dtx.store.contract import StoreFull
+from dtx.store.memory import Disk
 from tests.dtx.broker.peer import World, closed, manage
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dtx.broker.settings import Settings
-    from dtx.store.memory import Disk
 
 # -- the file
 LINE = str(Verifier.of("pencil", bytes(16), 4096))

@@ -10,10 +10,12 @@ import threading
 import urllib.error
 import urllib.request
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from proton import symbol
 
 from dtx.amqp.messages import DELIVERY_DELAY
@@ -22,7 +24,7 @@ from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.queues.queue import LOOKED_AT
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.broker.telemetry import readiness
-from dtx.broker.telemetry.figures import FiguresOf
+from dtx.broker.telemetry.figures import Figures, FiguresOf
 from dtx.broker.telemetry.metrics import METRICS, STATE
 from dtx.protocol.commands import Start
 from dtx.store.contract import Step, StoreAway
@@ -31,20 +33,13 @@ from tests.dtx.broker.peer import Coordinator, Peer, World, queue_told
 from tests.dtx.broker.sockets import on_a_broker, serving, until
 from tests.dtx.store.stores import Loop
 from tests.event_loop import in_loop
+from tests.postgres import Postgres
 from tests.programs import loaded_by
 from xa import Xid
 from xa.telemetry import exposition
 from xa.telemetry.metric import OTHER, prometheus_label
 from xabridge.cli import main
 from xabridge.testing.broker import BrokerProcess
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from prometheus_client.samples import Sample
-
-    from dtx.broker.telemetry.figures import Figures
-    from tests.postgres import Postgres
 
 WAIT_S = 30
 LEASE_S = 2.0

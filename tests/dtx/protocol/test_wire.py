@@ -4,10 +4,11 @@ every example in it is what the code encodes, and its types and statuses are tho
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -62,11 +63,6 @@ from tests.dtx.protocol.wire_examples import (
 )
 from xa import NULL_XID, Code, Xid
 from xa.printable import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dtx.amqp.composites import Composite
 
 LONGEST = Xid(2**31 - 1, bytes(range(64)), b"\xff" * 64)
 SHORTEST = Xid(0, b"\0", b"")

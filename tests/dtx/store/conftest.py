@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -12,11 +12,7 @@ import pytest
 from dtx.store.memory import Disk
 from tests.dtx.store.stores import Place
 from tests.memory_disk import new_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.postgres import Postgres
+from tests.postgres import Postgres
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
 
 from dtx.store.contract import CHUNK, PENDING, Batch
 from xa import Code, Xid
-
-if TYPE_CHECKING:
-    import random
 
 
 class History:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import psycopg
 
-from dtx.store.contract import Batch, MessageStore, Restored, StoredMessage, StoreError, StoreLeased
+from dtx.store.contract import Batch, MessageStore, Restored, Step, StoredMessage, StoreError, StoreLeased
 from dtx.store.memory import Disk, MemoryStore
 from dtx.store.sql import SqlStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from dtx.store.contract import Step
 
 WAIT_S: Final = 60
 

@@ -4,7 +4,8 @@ not forced must not, and no batch may be there in part.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from dtx.store.memory import Disk
 from tests.crash.forked import ForkedProcess
 from tests.dtx.store.crashing import WORK
 from tests.dtx.store.stores import Place, state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PATIENCE_S = 60.0
 FAST = {(Step.BEFORE_WRITE, 2), (Step.WRITTEN, 2), (Step.WRITTEN, 3), (Step.FORCED, 3)}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterator
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 from sqlalchemy import make_url
@@ -19,13 +19,9 @@ from dtx.store.contract import Step, StoreError, StoreLocked, StoreStopped
 from dtx.store.sql import SqlStore, lease, postgres
 from dtx.store.sql.lease import Lease
 from tests.dtx.store.stores import WAIT_S, Clock, Loop, Opened, enqueued
+from tests.postgres import Postgres
 from tests.simulation.seeds import few, many
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.postgres import Postgres
 
 # -- stores
 QUEUE = 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -15,13 +15,9 @@ import pytest
 from dtx.store.contract import StoreError
 from dtx.store.sql import SqlStore
 from rm_amqp import Message
+from tests.postgres import Postgres
 from tests.waiting import until
 from tm import TransactionError, TransactionManager
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.postgres import Postgres
 
 
 @pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])

@@ -7,8 +7,9 @@ import resource
 import sqlite3
 import threading
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,11 +27,7 @@ from dtx.store.contract import (
 from dtx.store.sql import SqlStore
 from dtx.store.sql.store import open_database
 from tests.dtx.store.stores import WAIT_S, Loop, Opened, Place, enqueued
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.postgres import Postgres
+from tests.postgres import Postgres
 
 QUEUE = 1
 

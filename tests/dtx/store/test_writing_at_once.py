@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,14 +13,9 @@ from dtx.store.sql import SqlStore, fsync_latency
 from dtx.store.sql.fsync_latency import FOR_EACH, QUICK_S, SLOW_S, ForcePace
 from dtx.store.sql.sqlite import PAGE_SIZE, DiskSpace
 from dtx.store.sql.writer import SMALL_OCTETS, SMALL_ROWS
-from tests.dtx.store.stores import Clock, Loop, Opened, enqueued
+from tests.dtx.store.stores import Clock, Loop, Opened, Place, enqueued
 from tests.waiting import until
 from xa import Xid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.dtx.store.stores import Place
 
 QUEUE = 1
 XID = Xid(1, b"global", b"branch")

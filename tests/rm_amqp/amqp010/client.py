@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gzip
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from dtx.amqp.values import Described, Timestamp, Uint
 from rm_amqp import Message
+from rm_amqp.amqp010.driver import QpidDriver
+from rm_amqp.amqp010.qpid_session import QpidSession
 from rm_amqp.amqp010.resource import QpidResource
 from tests.rm_amqp.client import RMID, MessagingClient
-
-if TYPE_CHECKING:
-    from rm_amqp.amqp010.driver import QpidDriver
-    from rm_amqp.amqp010.qpid_session import QpidSession
 
 UNREADABLE: Any = {"a": object()}
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from tests.broker_j import BrokerJ
 from tests.rm_amqp.amqp010.client import QpidClient
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.broker_j import BrokerJ
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,7 @@ from rm_amqp.amqp010.frames import PROTOCOL, FrameReader, Segment, write_segment
 from rm_amqp.amqp010.resource import QpidResource
 from rm_amqp.amqp010.session import Session, SessionState
 from rm_amqp.amqp010.structs import (
+    Command,
     ConnectionClose,
     ConnectionHeartbeat,
     ConnectionOpen,
@@ -29,6 +30,7 @@ from rm_amqp.amqp010.structs import (
     ConnectionStartOk,
     ConnectionTune,
     ConnectionTuneOk,
+    Control,
     DtxRecover,
     ExecutionException,
     ExecutionResult,
@@ -52,11 +54,6 @@ from rm_amqp.amqp010.structs import (
 )
 from rm_amqp.errors import Cause, ConnectionLost
 from xa import Code, XaError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rm_amqp.amqp010.structs import Command, Control
 
 START = ConnectionStart({"product": "test"}, ["ANONYMOUS", "PLAIN"], ["en_US"])
 TUNE = ConnectionTune(100, 8192, 0, 120)

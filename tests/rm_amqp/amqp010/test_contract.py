@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 
 import pytest
 
 from rm_amqp import Message
-from rm_amqp.amqp010.channel import connect
+from rm_amqp.amqp010.channel import Channel, connect
 from rm_amqp.amqp010.driver import QpidDriver
 from rm_amqp.amqp010.resource import QpidResource
+from rm_amqp.amqp010.settings import Settings010
+from tests.broker_j import BrokerJ
 from tests.rm_db.proxy import Proxy
+from xa import Registrar, ResourceManager
 from xabridge.testing.contract.harness import Capabilities
 from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from collections.abc import Set as AbstractSet
-
-    from rm_amqp.amqp010.channel import Channel
-    from rm_amqp.amqp010.settings import Settings010
-    from tests.broker_j import BrokerJ
-    from xa import Registrar, ResourceManager
-
 
 GO_DOWN = {
     "test_while_the_resource_can_not_be_reached",

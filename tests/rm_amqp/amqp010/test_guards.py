@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import pytest
 
 from rm_amqp import Message
 from rm_amqp.amqp010.branches import Branch
-from rm_amqp.amqp010.channel import Refused
+from rm_amqp.amqp010.channel import Channel, Refused
 from rm_amqp.amqp010.driver import QpidDriver, on_wire
 from rm_amqp.amqp010.resource import QpidResource
 from rm_amqp.amqp010.session import Content
@@ -32,9 +33,11 @@ from rm_amqp.amqp010.structs import (
     MessageProperties,
     MessageTransfer,
     RecoverResult,
+    Struct,
     XaResult,
     xids_of,
 )
+from tests.broker_j import BrokerJ
 from tests.rm_amqp.amqp010.client import QpidClient
 from tests.rm_amqp.client import RMID, new_xid
 from tests.waiting import until
@@ -54,13 +57,6 @@ from xa import (
     entered,
 )
 from xa.diagnosis import Health
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rm_amqp.amqp010.channel import Channel
-    from rm_amqp.amqp010.structs import Struct
-    from tests.broker_j import BrokerJ
 
 PATIENCE_S = 10
 T = TypeVar("T", bound="Struct")

@@ -7,26 +7,22 @@ from __future__ import annotations
 import gzip
 import json
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from rm_amqp import Message
 from rm_amqp.amqp010.session import Content
 from rm_amqp.amqp010.structs import DeliveryProperties, MessageProperties, MessageTransfer, QueueDelete
+from tests.broker_j import BrokerJ
+from tests.rm_amqp.amqp010.client import QpidClient
 from tests.rm_amqp.client import RMID
 from tests.rm_amqp.messaging_suite import *  # noqa: F403 — the suite
 from tests.tm.telemetry.test_telemetry import Exported
 from tests.tm.telemetry.traced import check_messages_are_traced
 from xa import FORMAT_ID, TMSUCCESS, BranchRolledBack, Code, Gtrid, ResourceError, XaError, XaMisuse, Xid
 from xabridge.cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.broker_j import BrokerJ
-    from tests.rm_amqp.amqp010.client import QpidClient
 
 
 def test_a_long_message_and_thousands_of_them_in_a_branch(client: QpidClient, queue: str) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.rm_amqp.decider.deciding import DecidingBrokerHarness, NetworkHarness
+from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.network import Network
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
 
 
 @pytest.fixture

@@ -5,28 +5,24 @@ tokens.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from rm_amqp import DecidingBroker, Environment, Message
 from rm_amqp.connection.connection import SocketConnection
-from rm_amqp.connection.endpoint import wait_until_open
+from rm_amqp.connection.endpoint import Endpoint, wait_until_open
 from rm_amqp.decider.tokens import FoundingMessage, Token
+from rm_amqp.settings import Broker, Settings
 from tests.java_process import JavaProcess
 from tests.rm_amqp import client as steps
 from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.rm_amqp.network import Network
+from xa import Code, DecidingResource, Registrar, ResourceManager, Xid
 from xabridge.testing.contract.client import RMID, ScriptedRegistrar
 from xabridge.testing.contract.deciding import Decider
 from xabridge.testing.contract.harness import Capabilities, DeciderHarness
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from rm_amqp.connection.endpoint import Endpoint
-    from rm_amqp.settings import Broker, Settings
-    from tests.rm_amqp.network import Network
-    from xa import Code, DecidingResource, Registrar, ResourceManager, Xid
 
 DISCHARGE = b"\x00\x53\x32"
 DECLARE = b"\x00\x53\x31"

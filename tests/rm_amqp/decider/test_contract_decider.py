@@ -4,17 +4,13 @@ transactions only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
+from tests.rm_amqp.embedded import EmbeddedBroker
 from xabridge.testing.contract.deciding import TestDeciding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
 
 __all__ = ["TestDeciding"]
 

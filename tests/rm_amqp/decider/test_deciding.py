@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dtx.broker.settings import QueueSettings, Settings
 from rm_amqp import DecidingBroker, Message, NoMessage
-from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
+from tests.rm_amqp.decider.deciding import DecidingBrokerHarness, NetworkHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.foreign import foreign_broker
 from xa import (
@@ -32,11 +32,6 @@ from xa import (
 from xa.diagnosis import Health
 from xabridge.testing.contract.client import RMID, new_xid
 from xabridge.testing.contract.deciding import RECORD, Decider
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.rm_amqp.decider.deciding import NetworkHarness
 
 ATTACH = b"\x00\x53\x12"
 COORDINATOR = b"\x00\x53\x30"

@@ -8,24 +8,20 @@ import json
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rm_amqp import AmqpResource, DecidingBroker, Message
 from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
+from tests.rm_amqp.embedded import EmbeddedBroker
 from tm import TransactionManager
 from tm.log import Branch
 from tm.log.decider_record import encode_branches
 from xa import TMSUCCESS, Code, Gtrid, Xid
 from xa.gtrid import FORMAT_ID
 from xabridge.cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
 
 NODE = "cli-1"
 RMID = 3

@@ -11,35 +11,29 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from dtx.protocol.replies import ACCEPTED
-from rm_amqp import Message, NoMessage
+from rm_amqp import DecidingBroker, Message, NoMessage
 from rm_amqp.decider.channel import LocalWork
 from rm_amqp.decider.decision_log import HOLD_WAIT_S, DecisionLog
-from rm_amqp.decider.token_queues import TokenQueues
+from rm_amqp.decider.token_queues import HeldToken, TokenQueues
 from rm_amqp.decider.tokens import FoundingMessage, Token
 from tests.rm_amqp.client import RMID, look, put, transaction
 from tests.rm_amqp.network import DELAYS_S, Kind, Network, boundaries
 from tests.simulation.seeds import EVERY_POINT
 from tests.tm.wrapped import DECIDER_VERBS, hooked
 from tm import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBack, TransactionManager
+from tm.log.contract import DecisionLog as TwoPhaseLog
 from tm.recovery.lease import LEASE_S
 from tm.resources import ResourceConfig
-from xa import Code, Owner, XaError
+from tm.resources.resource import Mode
+from xa import Code, Owner, ResourceFactory, XaError
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from rm_amqp import DecidingBroker
-    from rm_amqp.decider.token_queues import HeldToken
-    from tm.log.contract import DecisionLog as TwoPhaseLog
-    from tm.resources.resource import Mode
-    from xa import ResourceFactory
 
 OPTIONS = {
     "plain": "timeout=20&slots=1",

@@ -7,20 +7,17 @@ In every order the message, the row and the outcome must agree, and no decision 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 
+from rm_amqp import DecidingBroker
 from rm_amqp.decider.tokens import Token
 from tests.rm_amqp.decider.test_deciding_faults import MOST_PASSES, World, outcome
 from tests.simulation.seeds import EVERY_POINT
 from tests.tm.wrapped import DECIDER_VERBS, hooked
 from xabridge.testing.reference import ReferenceFactory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from rm_amqp import DecidingBroker
 
 LEASE_OVER_S = 11
 POINTS = ("before decide", "after decide", "after commit")

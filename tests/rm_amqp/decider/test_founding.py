@@ -7,15 +7,15 @@ every order of the messages, queues of other versions, and what becomes of the m
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
-from typing import TYPE_CHECKING
 
 import pytest
 
-from rm_amqp import Message
+from rm_amqp import DecidingBroker, Message
 from rm_amqp.decider.tokens import FoundingMessage, Token
-from tests.rm_amqp.decider.deciding import DECLARE, DISCHARGE
+from tests.rm_amqp.decider.deciding import DECLARE, DISCHARGE, DecidingBrokerHarness, NetworkHarness
 from tests.simulation.seeds import EVERY_POINT
 from xa import (
     Code,
@@ -25,12 +25,6 @@ from xa import (
 )
 from xabridge.testing.contract.client import RMID
 from xabridge.testing.contract.deciding import RECORD, new_owner
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rm_amqp import DecidingBroker
-    from tests.rm_amqp.decider.deciding import DecidingBrokerHarness, NetworkHarness
 
 SLOTS = 2
 FIRST, SECOND, THIRD = b"1" * 8, b"2" * 8, b"3" * 8

@@ -5,22 +5,18 @@ tokens hold when hundreds of decisions are in doubt.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 
 from rm_amqp import DecidingBroker, Message
 from rm_amqp.decider.tokens import MAX_LEASES, MAX_OCTETS, Token
-from tests.rm_amqp.decider.deciding import DISCHARGE
+from tests.rm_amqp.decider.deciding import DISCHARGE, DecidingBrokerHarness, NetworkHarness
 from tests.simulation.seeds import EVERY_POINT
 from tm.log import Branch
 from tm.log.decider_record import encode_branches
 from xa import FORMAT_ID, BranchRolledBack, Code, Gtrid, Owner, ResourceError, ResourceUnavailable, TryAgain, Xid
 from xabridge.testing.contract.client import RMID, new_xid
 from xabridge.testing.contract.deciding import LONG_S, RECORD, Decider, new_owner
-
-if TYPE_CHECKING:
-    from tests.rm_amqp.decider.deciding import DecidingBrokerHarness, NetworkHarness
 
 SLOTS = 1
 HOUR_S = 3600.0

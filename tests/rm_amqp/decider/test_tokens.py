@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -20,9 +20,6 @@ from rm_amqp.decider.tokens import (
 )
 from tests.cases import each
 from xa import Owner
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FOUNDER = b"founder!"
 FOUNDING = FoundingMessage(FOUNDER, 8)

@@ -11,11 +11,9 @@ the documentation leaves something open, it does what is worst for a client:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Final
 
 LOCK_S: Final = 30.0
 TRANSACTION_S: Final = 120.0

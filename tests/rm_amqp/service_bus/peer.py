@@ -9,7 +9,7 @@ be carried out, nobody hears of it, and the transaction commits without it.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dtx.amqp.connection import Connection
 from dtx.amqp.decoding import decode
@@ -26,20 +26,16 @@ from dtx.amqp.events import (
     SessionEnded,
     Transferred,
 )
-from dtx.amqp.link import ReceiverLink, SenderLink
+from dtx.amqp.link import Link, ReceiverLink, SenderLink
 from dtx.amqp.messages import body_value, read_destination, read_header, with_header, with_message_annotations
 from dtx.amqp.performatives import RECEIVER_SECOND, Coordinator, Error, Source, Target
+from dtx.amqp.session import Session
 from dtx.amqp.values import Described, Long, Symbol, Ulong
 from dtx.protocol.commands import CONTROL, Declare, Discharge
 from dtx.protocol.replies import ACCEPTED, DECLARED, REJECTED, RELEASED, TRANSACTIONAL
 from rm_amqp.channel.work import modify
 from rm_amqp.message import Message
-from tests.rm_amqp.service_bus.namespace import MAX_OCTETS, NOT_ALLOWED, ONE_ENTITY, Refused
-
-if TYPE_CHECKING:
-    from dtx.amqp.link import Link
-    from dtx.amqp.session import Session
-    from tests.rm_amqp.service_bus.namespace import Entity, Namespace, Stored
+from tests.rm_amqp.service_bus.namespace import MAX_OCTETS, NOT_ALLOWED, ONE_ENTITY, Entity, Namespace, Refused, Stored
 
 CREDIT: Final = 100
 IDLE_S: Final = 600

@@ -11,20 +11,16 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from dtx.amqp.sasl import SaslServer, ServerPolicy
+from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.sasl.scram import Verifier
-from tests.rm_amqp.network import Network
+from tests.rm_amqp.network import Network, Served
 from tests.rm_amqp.service_bus.namespace import Namespace
 from tests.rm_amqp.service_bus.peer import ANONYMOUS, ServiceBusConnection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dtx.amqp.sasl.mechanisms import Identity
-    from tests.rm_amqp.network import Served
 
 T = TypeVar("T")
 TOPIC: Final = "shop"

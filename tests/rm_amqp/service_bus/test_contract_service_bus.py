@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from rm_amqp import DecidingBroker, Message
 from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
+from tests.rm_amqp.service_bus.namespace import Namespace
 from tests.rm_amqp.service_bus.server import TOPIC, ServiceBusServer
+from xa import ResourceManager
 from xabridge.testing.contract.deciding import TestDeciding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.rm_amqp.service_bus.namespace import Namespace
-    from xa import ResourceManager
 
 __all__ = ["TestDeciding"]
 

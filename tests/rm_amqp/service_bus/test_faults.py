@@ -5,12 +5,13 @@ nobody hears of it but by the answer to an outcome. Mutants of the client each f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from rm_amqp.connection.links import ConfirmedReceiver, Receiver
+from rm_amqp.connection.links import Arrived, ConfirmedReceiver, Receiver
 from rm_amqp.decider.channel import LocalWork
+from rm_amqp.decider.tokens import FoundingMessage
 from tests.rm_amqp.decider.test_deciding_faults import (
     FOUNDED,
     PREPARED,
@@ -24,15 +25,8 @@ from tests.rm_amqp.decider.test_deciding_faults import (
 from tests.rm_amqp.decider.test_deciding_together import ALL, POINTS, WHO, Site, one_dies, others_recover_meanwhile
 from tests.rm_amqp.network import DELAYS_S, Kind, boundaries
 from tests.rm_amqp.service_bus.namespace import LOCK_S
-from tests.rm_amqp.service_bus.server import shop_network
+from tests.rm_amqp.service_bus.server import ServiceBusNetwork, shop_network
 from tests.simulation.seeds import EVERY_POINT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from rm_amqp.connection.links import Arrived
-    from rm_amqp.decider.tokens import FoundingMessage
-    from tests.rm_amqp.service_bus.server import ServiceBusNetwork
 
 KINDS: list[Kind] = [kind for kind in Kind if kind not in {Kind.CANCEL, Kind.MOVE}]
 OPTIONS = "timeout=20&slots=1&topic=shop"

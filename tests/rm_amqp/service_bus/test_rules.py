@@ -4,7 +4,8 @@ don't is refused with a message that names the rule, before anything is lost.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,8 @@ from tests.rm_amqp.client import RMID, new_xid
 from tests.rm_amqp.service_bus.namespace import LOCK_S, MAX_MESSAGES, TRANSACTION_S
 from tests.rm_amqp.service_bus.peer import IDLE_S
 from tests.rm_amqp.service_bus.server import KEY, KEY_NAME, TOPIC, ServiceBusNetwork, ServiceBusServer, tokens
-from xa import TMFAIL, TMSUCCESS, BranchRolledBack, Code, ResourceError, ResourceUnavailable, XaMisuse
+from xa import TMFAIL, TMSUCCESS, BranchRolledBack, Code, ResourceError, ResourceUnavailable, XaMisuse, Xid
 from xa.diagnosis import Health
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from xa import Xid
 
 URL = "decider+amqp://here/?timeout=20&slots=1"
 REAL = "decider+amqps://key:secret@orders.servicebus.windows.net/"

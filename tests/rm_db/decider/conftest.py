@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.postgres import Postgres
 from tests.rm_db.harness import (
     MariaDeciderHarness,
     PooledDeciderHarness,
     PostgresDeciderHarness,
     SqliteDeciderHarness,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.postgres import Postgres
-    from tests.rm_db.pooler import Pooler
-    from xabridge.testing.mariadb import MariaDB
+from tests.rm_db.pooler import Pooler
+from xabridge.testing.mariadb import MariaDB
 
 
 @pytest.fixture

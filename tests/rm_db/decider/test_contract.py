@@ -4,18 +4,15 @@ transactions behind a pooler in transaction mode, on MariaDB, and on SQLite.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.postgres import Postgres
 from tests.rm_db.harness import MariaDeciderHarness, PostgresDeciderHarness
 from xabridge.testing.contract.deciding import TestDeciding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.postgres import Postgres
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 __all__ = ["TestDeciding"]
 

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import sqlalchemy as sa
@@ -32,11 +34,6 @@ from tests.waiting import until
 from xa import TMONEPHASE, TMSUCCESS, Code, Owner, ThreadOfControl, XaError, Xid, entered
 from xabridge.testing.contract.client import RMID, case, elsewhere, new_key, new_xid, refused
 from xabridge.testing.contract.deciding import Decider
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 PATIENCE_S: Final = 60
 ROUNDS: Final = int(os.environ.get("XABRIDGE_KILL_ROUNDS", "1"))

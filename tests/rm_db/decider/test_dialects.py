@@ -4,7 +4,8 @@ of it is run: their dialects have a form for each statement."""
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -16,9 +17,6 @@ from rm_db.statements import ENDS, classify
 from tests.sql_recording import Recording
 from tm import ResourceConfig, RolledBack, TransactionManager
 from xa import Owner
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GTRID = b"\x01\x02"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -15,9 +14,7 @@ from tm import ConfigurationError, ResourceConfig, TransactionManager
 from tm.resources import find_factory
 from xa import Code, XaError
 from xa.diagnosis import Health
-
-if TYPE_CHECKING:
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import make_url
 
 from tests.rm_db.harness import MariaHarness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 
 @pytest.fixture(scope="module")

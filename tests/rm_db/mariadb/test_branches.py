@@ -6,21 +6,18 @@ from __future__ import annotations
 
 import threading
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pymysql
 import pytest
 
 from rm_db.mariadb import prepared_branches
 from rm_db.mariadb.xid import lock_name
+from tests.rm_db.harness import MariaHarness
 from tests.waiting import until
 from xa import BranchRolledBack, Code, ResourceUnavailable, Xid
 from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_key, new_xid, refused
-
-if TYPE_CHECKING:
-    import pymysql
-
-    from tests.rm_db.harness import MariaHarness
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
 

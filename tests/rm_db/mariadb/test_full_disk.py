@@ -5,7 +5,9 @@ The server may refuse statements, or die. With room again, and started again, ev
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -17,10 +19,6 @@ from xa import TMSUCCESS, Code, Xid
 from xabridge import Message
 from xabridge.outbox import Outbox, OutboxStore, Tables
 from xabridge.testing.mariadb import MariaDB, installed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,22 +6,18 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from sqlalchemy import make_url
 
 from rm_db.mariadb.holdings import Locks, report
+from tests.rm_db.harness import MariaHarness
 from tests.rm_db.mariadb.test_statements import begin
 from tests.waiting import until
 from xa import TMENDRSCAN, TMSTARTRSCAN, Code, Xid
-from xa.holdings import Holding, Relation
+from xa.holdings import Holding, InDoubtBranch, Relation
 from xabridge.testing.contract.client import RMID, Client, new_xid
-
-if TYPE_CHECKING:
-    from tests.rm_db.harness import MariaHarness
-    from xa.holdings import InDoubtBranch
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
 

@@ -7,21 +7,18 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from tests.rm_db.harness import MariaHarness
 from tests.rm_db.mariadb.test_statements import begin
 from xa import Code, XaError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.rm_db.harness import MariaHarness
-    from xabridge.testing.contract.client import Client
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.contract.client import Client
+from xabridge.testing.mariadb import MariaDB
 
 LONGEST_S = 30
 

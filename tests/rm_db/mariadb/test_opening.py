@@ -6,8 +6,9 @@ import logging
 import re
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import pymysql
@@ -21,6 +22,7 @@ from rm_db.mariadb.server_facts import MIN_MARIADB, MIN_MYSQL, Facts
 from rm_db.mariadb.xid import decode_xids, encode_xid, lock_name
 from tests.memory_disk import new_folder
 from tests.programs import output_of
+from tests.rm_db.harness import MariaHarness
 from xa import (
     NULL_XID,
     TMASYNC,
@@ -39,11 +41,6 @@ from xa import (
 from xa.diagnosis import Health
 from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
 from xabridge.testing.mariadb import MariaDB
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.rm_db.harness import MariaHarness
 
 PAGE = (Path(__file__).parents[3] / "docs" / "mariadb.md").read_text(encoding="utf-8")
 

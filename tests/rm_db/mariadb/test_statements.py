@@ -7,16 +7,14 @@ server refuses, or the vote does.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pymysql
 import pytest
 
+from tests.rm_db.harness import MariaHarness
 from xa import TMONEPHASE, BranchRolledBack, Code, XaMisuse, Xid
 from xabridge.testing.contract.client import RMID, Client, case, new_xid, refused
-
-if TYPE_CHECKING:
-    from tests.rm_db.harness import MariaHarness
 
 
 def begin(client: Client, xid: Xid | None = None) -> tuple[Xid, Any]:

@@ -6,28 +6,24 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import psycopg
 import pytest
 
+from rm_db import PostgresResource
 from rm_db.postgres.libpq import LibpqConnection
 from rm_db.server.pending import OutstandingSteps
-from tests.rm_db.harness import PostgresDeciderHarness
+from tests.postgres import Postgres
+from tests.rm_db.harness import PostgresDeciderHarness, PostgresHarness
 from xa import ROLLBACK_CODES, TMONEPHASE, Code, XaError, xa_error
 from xa.pool import RESERVE, ConnectionPool
 from xabridge.testing.contract.capacity import overlap
 from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, refused
 from xabridge.testing.contract.deciding import RECORD, Decider
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rm_db import PostgresResource
-    from tests.postgres import Postgres
-    from tests.rm_db.harness import PostgresHarness
 
 MANY: Final = 40
 PATIENCE_S: Final = 60

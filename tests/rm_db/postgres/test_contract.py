@@ -4,7 +4,8 @@ system's, which is an older one, what talks to the server most, or all with XABR
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -12,9 +13,6 @@ from tests.postgres import Postgres
 from tests.rm_db.harness import PostgresHarness
 from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite: pytest finds its classes here
 from xabridge.testing.postgres import system_binaries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")

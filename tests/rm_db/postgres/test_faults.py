@@ -5,21 +5,18 @@ would. In the end the row must be there if and only if the decision was to commi
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import psycopg
 import pytest
 
 from rm_db.server.steps import is_ready
+from tests.rm_db.harness import PostgresHarness
 from xa import TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable
 from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_key, new_xid, refused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.rm_db.harness import PostgresHarness
 
 PATIENCE_S: Final = 60
 

@@ -4,7 +4,9 @@ the short form they are as many as the session's server takes."""
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 import psycopg
 import pytest
@@ -15,10 +17,6 @@ from tm import ResourceConfig, TransactionManager
 from tm.log import Branch, Decision, FileLog
 from xa import FORMAT_ID, TMSUCCESS, Code, Gtrid, Xid
 from xabridge.testing.contract.client import ScriptedRegistrar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NODE: Final = "orders-1"
 RMID: Final = 1

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from rm_db import DecidingDatabase, PostgresResource
+from tests.postgres import Postgres
+from tests.rm_db.harness import PostgresHarness
 from xa import TMONEPHASE, Code, ResourceError, ResourceUnavailable, XaError
 from xabridge.testing.contract.client import RMID, Client, new_key, refused
-
-if TYPE_CHECKING:
-    from tests.postgres import Postgres
-    from tests.rm_db.harness import PostgresHarness
-
 
 MANAGERS: Final = (PostgresResource, DecidingDatabase)
 

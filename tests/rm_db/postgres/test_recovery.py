@@ -4,7 +4,8 @@ them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -12,14 +13,10 @@ from psycopg import sql
 
 from rm_db import PostgresResource
 from rm_db.postgres.gid import encode_gid
+from tests.postgres import Postgres
+from tests.rm_db.harness import PostgresHarness
 from xa import FORMAT_ID, TMENDRSCAN, TMSTARTRSCAN, Code, Gtrid, Xid
 from xabridge.testing.contract.client import RMID, Client, case, new_key, new_xid, refused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.postgres import Postgres
-    from tests.rm_db.harness import PostgresHarness
 
 WHOLE = TMSTARTRSCAN | TMENDRSCAN
 

@@ -6,19 +6,16 @@ import gc
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 import sqlalchemy as sa
 
+from tests.rm_db.harness import PostgresHarness
 from xa import TMFAIL, TMONEPHASE, TMSUCCESS, Code, ThreadOfControl, entered
 from xabridge.testing.contract.client import RMID, Client, new_key, new_xid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.rm_db.harness import PostgresHarness
 
 PATIENCE_S: Final = 60
 

@@ -6,21 +6,17 @@ After each of them nothing may be left in pg_prepared_xacts; the fixture `client
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
-from tests.rm_db.harness import vote
+from tests.rm_db.harness import PostgresHarness, vote
 from xa import TMFAIL, TMONEPHASE, BranchRolledBack, Code, XaMisuse, Xid
 from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_key, new_xid, refused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.rm_db.harness import PostgresHarness
 
 PATIENCE_S = 60
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.rm_db.sessions.shops import MariaDBShop, PostgresShop, Shop, SqliteShop
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 IN_POSTGRES = ["postgres two-phase", "postgres decider"]
 EVERYWHERE = [*IN_POSTGRES, "mariadb two-phase"]

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
 
 import pytest
 from sqlalchemy import (
     JSON,
     URL,
+    Engine,
     ForeignKey,
     String,
     create_engine,
@@ -25,18 +28,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from tests.memory_disk import new_folder
-from tm import ResourceConfig, RolledBack, TransactionManager
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from pathlib import Path
-    from typing import Self
-
-    from sqlalchemy import Engine
-
-    from tests.postgres import Postgres
-    from tm import Transaction
-    from xabridge.testing.mariadb import MariaDB
+from tests.postgres import Postgres
+from tm import ResourceConfig, RolledBack, Transaction, TransactionManager
+from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
 Mode: TypeAlias = Literal["two-phase", "decider"]

@@ -9,7 +9,9 @@ import gc
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import psycopg
 import pytest
@@ -23,10 +25,6 @@ from tests.programs import output_of
 from tests.rm_db.sessions.shops import PATIENCE_S, MariaDBShop, Order, PostgresShop, Shop, insert_other, until, ways_of
 from tm import ResourceConfig, RolledBack, TransactionManager
 from xa import XaMisuse
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
 POINTS = 100 if os.environ.get("XABRIDGE_POINTS") == "all" else 12
 """At so many moments a task is cancelled."""

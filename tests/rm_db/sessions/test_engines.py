@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -21,18 +23,12 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from rm_db import take_part
+from tests.postgres import Postgres
 from tests.rm_db.sessions.conftest import EVERYWHERE, IN_POSTGRES
 from tests.rm_db.sessions.shops import Gate, Made, Order, PostgresShop, Shop, driver_url
-from tm import ResourceConfig, RolledBack, TransactionManager
+from tm import ResourceConfig, RolledBack, Transaction, TransactionManager
 from tm.zope import join
 from xa import XaMisuse
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from pathlib import Path
-
-    from tests.postgres import Postgres
-    from tm import Transaction
 
 
 class Site:

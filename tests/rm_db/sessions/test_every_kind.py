@@ -7,10 +7,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -22,11 +24,6 @@ from tests.rm_db.sessions.shops import Made, MariaDBShop, Order, PostgresShop, S
 from tm import RolledBack, TransactionManager
 from xa import XaMisuse
 from xabridge.testing.contract.client import case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 # --- what ends the transaction ----------------------------------------------------------------------------------
 ENDS: dict[str, Callable[[Any], object]] = {

@@ -8,9 +8,10 @@ every kind in each database.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import pytest
 import sqlalchemy as sa
@@ -21,15 +22,9 @@ from rm_db import take_part
 from tests.event_loop import in_loop
 from tests.rm_db.sessions.conftest import EVERYWHERE, OF_EVERY_KIND
 from tests.rm_db.sessions.shops import Customer, Made, Order, Shop
-from tm import Propagation, RolledBack
+from tm import Propagation, RolledBack, Transaction
 from tm.zope import join
 from xabridge.testing.contract.client import case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tm import Transaction
-
 
 EVERY: Final = os.environ.get("XABRIDGE_POINTS") == "all"
 Rows = tuple[list[tuple[int, str]], list[tuple[int, int]]]

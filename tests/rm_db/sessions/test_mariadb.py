@@ -5,7 +5,7 @@ that undo a statement alone, and deadlocks, which undo everything whatever the a
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -15,9 +15,6 @@ from tests.rm_db.sessions.shops import PATIENCE_S, MariaDBShop, Order
 from tm import RolledBack
 from xa import XaMisuse
 from xabridge.testing.contract.client import case
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BOTH = pytest.mark.parametrize("shop", ["mariadb two-phase", "mariadb decider"], indirect=True)
 DECIDER = pytest.mark.parametrize("shop", ["mariadb decider"], indirect=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
@@ -12,14 +12,10 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from rm_db.sessions.executemany import GATHERED
+from rm_db.sessions.postgres import PostgresBranchConnection
+from tests.rm_db.harness import PostgresHarness
 from xa import TMFAIL, TMJOIN, TMRESUME, TMSUCCESS, TMSUSPEND, BranchRolledBack, Code, XaMisuse, Xid
 from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_xid, refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rm_db.sessions.postgres import PostgresBranchConnection
-    from tests.rm_db.harness import PostgresHarness
 
 
 class Base(DeclarativeBase):

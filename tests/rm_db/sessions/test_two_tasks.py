@@ -7,29 +7,23 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IllegalStateChangeError, InvalidRequestError, SAWarning, StatementError
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from rm_db import take_part
 from tests.event_loop import in_loop
 from tests.rm_db.sessions.shops import PATIENCE_S, WAYS, WAYS_OF_PSYCOPG, Gate, Order, PostgresShop, Shop, ways_of
-from tm import ProtocolMisuse, ResourceConfig, RolledBack, TransactionManager
+from tm import ProtocolMisuse, ResourceConfig, RolledBack, Transaction, TransactionManager
 from xa import XaMisuse
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from sqlalchemy.ext.asyncio import AsyncEngine
-
-    from tm import Transaction
 
 REFUSED = (XaMisuse, StatementError, IllegalStateChangeError, InvalidRequestError, SAWarning)
 """SQLAlchemy wraps what is refused when it makes a cursor; the others are its own words for two tasks in a session."""

@@ -5,10 +5,10 @@ tests/xabridge/pipeline/core/test_ledger.py checks that both give the same answe
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from tm.log import DecisionRefused
+from tm.log import Decision, DecisionRefused
 from tm.log.sql.gtrids import Entry, TakenOver
 from tm.log.sql.states import GtridState
 from xabridge.pipeline.core.errors import PipelineTaken
@@ -22,12 +22,7 @@ from xabridge.pipeline.core.ledger.rows import (
 )
 from xabridge.pipeline.core.protocol.isolation import Isolation
 from xabridge.pipeline.core.protocol.recovery import DECIDED
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from tm.log import Decision
-    from xabridge.pipeline.core.shards import PlannedRead, Shard
+from xabridge.pipeline.core.shards import PlannedRead, Shard
 
 S = GtridState
 UNCHECKED = frozenset({"epoch", "planned", "later", "waiting", "unlogged", "last_batch", "entry", "unfenced"})

@@ -4,9 +4,10 @@ one of them.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.simulation.pipeline.world import Mutant
 from tm.log.sql.states import GtridState
@@ -18,10 +19,7 @@ from xabridge.pipeline.core.protocol.epoch_plan import EpochPlanner, PlannedSink
 from xabridge.pipeline.core.protocol.ports import Ports
 from xabridge.pipeline.core.xids import Incarnation, is_excuse
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
-
-    Bend = Callable[[Any, str, tuple[Any, ...]], Awaitable[Any]]
+Bend = Callable[[Any, str, tuple[Any, ...]], Awaitable[Any]]
 
 
 class BentPort:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from xa import Code, Xid, xa_error
+from xa import Code, XaError, Xid, xa_error
 from xabridge.pipeline.core.protocol.partition_read import WithheldMessages
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from xa import XaError
 
 DELIVERIES = 3
 """How often a message is delivered in vain until it is dead."""

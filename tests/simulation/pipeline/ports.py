@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xabridge.pipeline.core.protocol.ports import Ports
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ others the query reads a file as well: how far it has come there stands in the c
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Generator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tests.simulation.pipeline.book import UNCHECKED, Book
 from tests.simulation.pipeline.places import NOT_JUDGED, Place
@@ -50,11 +51,8 @@ from xabridge.pipeline.core.values import (
 )
 from xabridge.pipeline.core.xids import Incarnation, excuse_xid, is_source, sink_xid, source_epoch, upsert_xid
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Generator
-
-    Steps = Generator[Any, Any, Any]
-    Algorithm = Callable[..., Coroutine[Any, Any, Any]]
+Steps = Generator[Any, Any, Any]
+Algorithm = Callable[..., Coroutine[Any, Any, Any]]
 
 INPUTS = 16
 PARTITIONS = 2

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.programs import output_of
 from tm.concurrency.deferred_signals import DeferredSignals
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.tm.shop import Shop
 from tests.tm.wrapped import Gate, hooked
-from tm import GlobalState, RolledBack
+from tm import GlobalState, RolledBack, Transaction
 from xa import Code
 from xabridge.testing.reference import Fate
-
-if TYPE_CHECKING:
-    from tests.tm.shop import Shop
-    from tm import Transaction
 
 
 def begun(shop: Shop, timeout_s: float = 10) -> Transaction:

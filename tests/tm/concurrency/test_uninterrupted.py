@@ -9,22 +9,17 @@ import gc
 import os
 import signal
 import threading
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.tm.shop import elsewhere, outcome_of
+from tests.tm.shop import Shop, elsewhere, outcome_of
 from tests.tm.wrapped import VERBS, hooked
 from tests.waiting import until
-from tm import ProtocolMisuse, RolledBack, Verdict
+from tm import Outcome, ProtocolMisuse, RolledBack, Verdict
 from tm.concurrency.uninterrupted import StillGoingOn, UninterruptedCalls
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from tests.tm.shop import Shop
-    from tm import Outcome
 
 
 class Held:

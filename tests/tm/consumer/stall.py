@@ -4,21 +4,17 @@ database, and a manager over both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rm_amqp import Message
+from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.waiting import until
-from tm import Consumer, ResourceConfig, TransactionManager
+from tm import Consumer, ResourceConfig, Transaction, TransactionManager
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
-    from tm import Transaction
 
 PATIENCE_S = 30.0
 

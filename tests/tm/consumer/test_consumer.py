@@ -10,7 +10,8 @@ import sysconfig
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -24,17 +25,12 @@ from tests.tm.consumer.stall import KINDS, PATIENCE_S, Stall
 from tests.tm.telemetry.asking import said
 from tests.tm.telemetry.test_telemetry import Exported, attributes
 from tests.waiting import until
-from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
+from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse, Transaction
 from tm.consumer.failures import name_of, place_of
 from tm.consumer.history import BREAKS
 from xa import Code, xa_error
 from xa.telemetry.log_lines import fields_of, lines
 from xabridge.testing.reference import Fate
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tm import Transaction
 
 
 class Work:

@@ -3,22 +3,18 @@ made a dead letter for it, at the lowest limit of deliveries."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import NullPool, create_engine, text
 
 from rm_amqp import Message
+from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.waiting import until
-from tm import TransactionManager
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.postgres import Postgres
-    from tm import Consumer, Transaction
+from tm import Consumer, Transaction, TransactionManager
 
 
 class Shop:

@@ -5,24 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import transaction as zope  # type: ignore[import-untyped]
 
 from rm_amqp import Message
-from tests.tm.consumer.stall import KINDS
+from tests.tm.consumer.stall import KINDS, Stall
 from tests.tm.telemetry.asking import said
 from tests.waiting import until
-from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
+from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse, Transaction
 from tm.tx import TxInterface
 from tm.zope import DataManager
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from tests.tm.consumer.stall import Stall
-    from tm import Transaction
 
 
 def _refused_and_forgotten(_: Stall, tx: Transaction) -> None:

@@ -5,9 +5,10 @@ become dead letters, and whose fault a failure is.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 import pymysql
 import pytest
@@ -32,9 +33,6 @@ from tm.consumer.settings import ConsumerOptions
 from tm.outcome import Outcome, Reason, Verdict
 from xa import Code, xa_error
 from xa.coroutines import suspension
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 DOWN, CONFLICT = xa_error(Code.XAER_RMFAIL, "down"), xa_error(Code.XA_RBDEADLOCK, "no")
 

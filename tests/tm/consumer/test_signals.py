@@ -5,14 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tm.consumer.signals import SIGNALS, StopSignals
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PATIENCE_S = 5.0
 IN_WAIT_S = 0.02

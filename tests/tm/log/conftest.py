@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.postgres import Postgres
+from tests.postgres import Postgres
 
 _NUMBERS: Final = count(1)
 

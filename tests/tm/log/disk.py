@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import errno
 import itertools
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tm.log import LogLocked
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Sequence
 
 SECTOR = 512
 _NUMBERS = itertools.count(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from tm.log.factory import folder_of, look_at_log, open_log
 from tm.log.incarnations import Standing
 from tm.log.sql.backup import back_up_sql
 from xa import NULL_XID, Code
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_decisions_are_there_when_the_log_is_opened_again(log_url: str, node: str) -> None:

@@ -8,9 +8,11 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,10 +30,6 @@ from tm.log import (
 )
 from tm.log.journal import LEAST_SEGMENT_SIZE
 from tm.log.segment import HEADER_SIZE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NODE = "orders-1"
 SMALL = 2 * HEADER_SIZE

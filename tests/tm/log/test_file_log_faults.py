@@ -11,7 +11,7 @@ import errno
 import itertools
 import os
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -21,9 +21,6 @@ from tests.tm.log.samples import decision, heuristic
 from tm.log import Branch, Decision, FileLog, Heuristic, LogError, LogFull, LogStopped, read_log
 from tm.log.incarnations import Standing
 from tm.log.journal import LEAST_SEGMENT_SIZE, segment_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.slow
 

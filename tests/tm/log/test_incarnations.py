@@ -7,28 +7,24 @@ import random
 import shutil
 import sqlite3
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from tests.postgres import Postgres
 from tests.tm.log.disk import Disk
 from tests.tm.log.samples import decision, heuristic
+from tests.tm.shop import Shop
 from tm.log import FileLog, LogError, LogMissing, read_log
 from tm.log.backup import back_up
 from tm.log.factory import look_at_log, open_log
 from tm.log.incarnations import Standing
 from tm.log.sql import SqlLog
 from tm.recovery import Action
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.postgres import Postgres
-    from tests.tm.shop import Shop
 
 NODE = "orders-1"
 SMALL = 5120

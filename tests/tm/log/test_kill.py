@@ -10,7 +10,7 @@ import os
 import random
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,6 @@ from tests.tm.log.killed import SEGMENT_SIZE, THREADS, opened
 from tests.tm.log.samples import decision
 from tm.log.factory import look_at_log
 from xa import Gtrid
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROUNDS = int(os.environ.get("XABRIDGE_KILL_ROUNDS", "4"))
 SEED = int(os.environ.get("XABRIDGE_SEED", "20"))

@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import event, text
 
+from tests.postgres import Postgres
 from tests.programs import output_of
 from tests.tm.log.samples import decision, gtrid, heuristic
 from tests.tm.shop import Clock
@@ -28,12 +31,6 @@ from tm.log.sql.gtrids import TakenOver
 from tm.log.sql.log import ENDS
 from tm.log.sql.states import GTRID, GtridState, GtridVerb
 from tm.log.sql.tables import METADATA
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.postgres import Postgres
 
 pytestmark = pytest.mark.slow
 LONG = os.environ.get("XABRIDGE_LONG") == "all"

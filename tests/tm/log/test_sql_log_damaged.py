@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from tests.tm.log.samples import decision, gtrid, heuristic
 from tm.log import LogDamaged, LogError
 from tm.log.factory import look_at_log, open_log
 from xabridge.cli.main import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALL = os.environ.get("XABRIDGE_LONG") == "all"
 VALUES = (None, 0, -1, 2**63 - 1, 1.5, float("inf"), "", "x", "\ud7ff", "9" * 5000, b"", b"\0", b"\xff" * 30)

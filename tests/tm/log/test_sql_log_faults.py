@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -14,6 +16,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnection
 
+from tests.postgres import Postgres
 from tests.tm.log.proxy import Loss, Proxy
 from tests.tm.log.samples import decision, gtrid, heuristic
 from tests.waiting import until
@@ -22,12 +25,6 @@ from tm.log.sql import SqlLog, retry
 from tm.log.sql.retry import PAUSES_S, REACTIONS, Reaction, reaction_to
 from tm.log.sql.states import GtridState
 from xa.sql.errors import ErrorKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.postgres import Postgres
 
 pytestmark = pytest.mark.slow
 

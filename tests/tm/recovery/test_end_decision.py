@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from tm import Action, ProtocolMisuse
+from tests.tm.shop import Shop
+from tm import Action, ProtocolMisuse, Transaction
 from tm.outcome import named
-
-if TYPE_CHECKING:
-    from tests.tm.shop import Shop
-    from tm import Transaction
-    from xa import Xid
+from xa import Xid
 
 
 @pytest.fixture

@@ -5,26 +5,20 @@ They also check what the lease guarantees.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.tm.shop import NODE, elsewhere
+from tests.tm.shop import NODE, Shop, elsewhere
 from tests.tm.wrapped import hooked
-from tm import HeuristicHazard, ManagerUnusable, OutcomeUnknown
+from tm import HeuristicHazard, ManagerUnusable, OutcomeUnknown, Transaction, TransactionManager
+from tm.log import Decision
 from tm.log.sql import SqlLog
 from tm.recovery import Action, lease
 from tm.recovery.lease import LEASE_S
 from xa import Gtrid, Owner, XaError
 from xabridge.testing.reference import DecidingStore, Fate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.tm.shop import Shop
-    from tm import Transaction, TransactionManager
-    from tm.log import Decision
 
 PATIENCE_S = 60
 

@@ -4,7 +4,7 @@ says.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,21 +12,16 @@ from tests.cases import each
 from tests.tm.two_phase.staging import as_answer
 from tm.log import Branch, Decision, Heuristic, LogFull
 from tm.log.incarnations import Incarnations, Standing
-from tm.recovery import Action
-from tm.recovery.ownership import Floors, Ownership
-from tm.recovery.ports import Decisions
+from tm.recovery import Action, Report
+from tm.recovery.ownership import AtWork, Floors, Ownership
+from tm.recovery.ports import Decisions, Scanned
 from tm.recovery.recovery_pass import recover
 from tm.recovery.service import pause_after
+from tm.two_phase.ports import Answer
 from tm.two_phase.return_codes import MEANING, Meaning, Verb
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 from xa.coroutines import drive
 from xa.outcome_notes import BranchOutcome
-
-if TYPE_CHECKING:
-    from tm.recovery import Report
-    from tm.recovery.ownership import AtWork
-    from tm.recovery.ports import Scanned
-    from tm.two_phase.ports import Answer
 
 NODE, LOG, DECIDER = "orders-1", b"the log.", b"decider."
 WHOLE, CUT, OWN, SIBLING = b"noted ok", b"it's cut", b"this one", b"another."

@@ -5,14 +5,17 @@ of each kind, and with a resource that decides. A branch that is prepared in the
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.tm.shop import elsewhere
+from tests.postgres import Postgres
+from tests.tm.shop import Shop, elsewhere
 from tests.tm.wrapped import hooked
-from tm import ResourceConfig
+from tm import ResourceConfig, Transaction
 from tm.log import Branch, Decision
 from tm.log.decider_record import encode_branches
 from tm.log.factory import open_log
@@ -21,15 +24,7 @@ from tm.recovery import Action
 from tm.recovery.ownership import FINISHED
 from xa import TMSUCCESS, Code, Gtrid
 from xabridge.testing.reference import DecidingStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.postgres import Postgres
-    from tests.tm.shop import Shop
-    from tm import Transaction
-    from xabridge.testing.reference.store import BackUp
+from xabridge.testing.reference.store import BackUp
 
 KINDS = ("file", "sqlite", "postgresql", "decider", "database that decides")
 

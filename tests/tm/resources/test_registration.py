@@ -4,17 +4,13 @@ outside of any transaction by ax_unreg.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from tests.tm.shop import Shop
 from tm import ProtocolMisuse, RolledBack
 from xa import NULL_XID, TMJOIN, TMREGISTER, TMUSEASYNC, AxCode, ThreadOfControl, entered
 from xa.state_tables import BranchState
 from xabridge.testing.reference import Fate, KeyLocked
-
-if TYPE_CHECKING:
-    from tests.tm.shop import Shop
 
 
 @pytest.fixture

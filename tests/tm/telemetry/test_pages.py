@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import urllib.error
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,11 +17,6 @@ from tm import ConfigurationError, TransactionManager, configuration_from
 from tm.telemetry.metrics import METRICS
 from xa.telemetry.metric import prometheus_label
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 TOKEN = "a token of 24 characters"  # noqa: S105 — of these tests
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -15,6 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from tests.tm.shop import Shop
 from tests.tm.two_resources import TwoResources
 from tests.tm.wrapped import Gate
 from tm import (
@@ -33,11 +35,6 @@ from tm.transaction import live_of
 from xa import TMREGISTER, TMUSEASYNC, Code
 from xabridge.testing.ports import free_port
 from xabridge.testing.reference import Fate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.tm.shop import Shop
 
 ROOT = Path(__file__).parents[3]
 

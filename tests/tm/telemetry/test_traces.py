@@ -7,25 +7,22 @@ import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.trace import StatusCode
 
 from rm_amqp import Message, NoMessage
+from tests.postgres import Postgres
 from tests.tm.telemetry.test_telemetry import Exported, attributes
 from tests.tm.telemetry.traced import carried, ids, links, named, parent
 from tests.tm.two_resources import TwoResources
 from tm import ResourceConfig, RolledBack, TransactionManager
 from xa import XaMisuse
 from xabridge.testing import TestBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.postgres import Postgres
 
 ROOT = Path(__file__).parents[3]
 GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

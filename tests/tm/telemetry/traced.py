@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.sdk.trace import ReadableSpan
 
 from rm_amqp import Message
+from tests.tm.telemetry.test_telemetry import Exported
 from tm import TransactionManager
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from opentelemetry.sdk.trace import ReadableSpan
-
-    from tests.tm.telemetry.test_telemetry import Exported
 
 
 def ids(span: ReadableSpan) -> tuple[int, int]:

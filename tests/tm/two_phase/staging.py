@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 
-from tm.log import Branch
+from tm.log import Branch, Decision, Heuristic, LogError
+from tm.outcome import Outcome
 from tm.two_phase.commit import TwoPhaseCommit
-from tm.two_phase.ports import Asked
+from tm.two_phase.ports import Answer, Asked
 from tm.two_phase.return_codes import Verb
 from tm.two_phase.states import GLOBAL, GlobalState
-from xa import FORMAT_ID, Code, Gtrid, Handle, Xid, xa_error
+from xa import FORMAT_ID, Code, Gtrid, Handle, XaError, Xid, xa_error
 from xa.coroutines import drive
 from xa.errors import EXCEPTIONS
 from xa.outcome_notes import BranchOutcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
-
-    from tm.log import Decision, Heuristic, LogError
-    from tm.outcome import Outcome
-    from tm.two_phase.ports import Answer
-    from xa import XaError
 
 GTRID = Gtrid("orders-1", b"the log.", 1, 1).encode()
 DECIDER = "d"

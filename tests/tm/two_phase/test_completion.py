@@ -5,7 +5,7 @@ outcome.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,16 +20,12 @@ from tm.errors import (
     RolledBack,
     error_of,
 )
-from tm.log import DecisionRefused, LogFull, LogStopped
+from tm.log import DecisionRefused, LogError, LogFull, LogStopped
 from tm.outcome import Verdict
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Verb
 from tm.two_phase.states import GlobalState
-from xa import HEURISTIC_CODES, ROLLBACK_CODES, Code, xa_error
+from xa import HEURISTIC_CODES, ROLLBACK_CODES, Code, XaError, xa_error
 from xa.outcome_notes import BranchOutcome
-
-if TYPE_CHECKING:
-    from tm.log import LogError
-    from xa import XaError
 
 V = Verdict
 COMMITTED, ROLLED_BACK, UNKNOWN = V.COMMITTED, V.ROLLED_BACK, V.UNKNOWN

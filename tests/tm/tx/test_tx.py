@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -35,10 +36,6 @@ from tm.tx.states import CHAINED, IN_TRANSACTION, TX, TxState, TxVerb
 from xa import FORMAT_ID, NULL_XID, TMREGISTER, TMUSEASYNC, AxCode, Code, Xid
 from xa.machine import advance
 from xabridge.testing.reference import Fate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 OK, REFUSED = TxCode.TX_OK, TxCode.TX_PROTOCOL_ERROR
 COMPLETED, LOGGED = CommitReturn.TX_COMMIT_COMPLETED, CommitReturn.TX_COMMIT_DECISION_LOGGED

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pymysql
@@ -18,10 +19,6 @@ from xa import Code, ResourceUnavailable, XaError
 from xa.sql.psycopg_connection import NOT_IN_CLEAR, BoundedConnection, guarded
 from xa.sql.pymysql_connection import BoundedConnection as BoundedPymysql
 from xabridge.testing.contract.client import RMID, ScriptedRegistrar
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
 
 CERTIFICATES = Path(__file__).parents[2] / "interop" / "certificates"
 PASSWORD = "marked-pass"  # noqa: S105 — nobody's

@@ -6,18 +6,13 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.pool import NullPool
 
 from xa.sql.sqlite import descriptor_of, force_commits, is_in_memory
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sqlalchemy import Engine
 
 PATIENCE_S = 30.0
 

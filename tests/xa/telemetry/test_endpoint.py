@@ -7,8 +7,8 @@ import socket
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +17,6 @@ from xa.telemetry import endpoint as module
 from xa.telemetry import exposition
 from xa.telemetry.endpoint import REQUEST_OCTETS, AddressTaken, Answer, EndpointThread, PostActions, PrivatePages, told
 from xa.telemetry.exposition import Exposition, MetricsPage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WAIT_S = 30
 

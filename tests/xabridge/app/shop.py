@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 
 from xabridge import Broker, Configuration, Database, Tx
-
-if TYPE_CHECKING:
-    from xabridge.testing import TestApp
+from xabridge.testing import TestApp
 
 NOWHERE = Configuration(
     "shop-1", None, {"broker": "amqp://nowhere.invalid", "shop": "postgresql://nowhere.invalid/shop"}

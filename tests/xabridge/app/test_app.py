@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, make_url, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from tests.postgres import Postgres
 from tests.xabridge.app.shop import NOWHERE, Invoice, Shop, rows, set_up
 from xabridge import (
     App,
@@ -32,9 +33,6 @@ from xabridge import (
 )
 from xabridge.testing import TestApp
 from xabridge.testing.contract.client import case
-
-if TYPE_CHECKING:
-    from tests.postgres import Postgres
 
 
 @dataclass

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any
 
 import pytest
 
 from xabridge import App, Configuration, ConfigurationError, Depends, Message, Tx
 from xabridge.testing import TestApp
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 NOWHERE = Configuration("app-1", None, {"broker": "amqp://nowhere.invalid"})
 TOLD: list[Any] = []

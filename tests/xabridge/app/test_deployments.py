@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,9 +17,6 @@ import yaml
 from tests.cli import parsed
 from tests.docs.guide import ROOT
 from xabridge.cli.main import make_parser
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONTAINERS = ROOT / "containers"
 ANALYZE = shutil.which("systemd-analyze")

@@ -9,8 +9,9 @@ import asyncio
 import functools
 import re
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,6 @@ from xa.coroutines import drive
 from xabridge import App, Message, RolledBack, Tx
 from xabridge.app.tx import Sends
 from xabridge.testing import Killed, TestApp
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Raising:

@@ -9,7 +9,9 @@ import re
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +20,6 @@ from tests.waiting import until
 from tm import Configuration, ResourceConfig, TransactionManager
 from xabridge.app.supervisor import configuration_of, left_behind
 from xabridge.testing import TestBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 60.0

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import text
 
+from tests.postgres import Postgres
 from tests.xabridge.app.shop import NOWHERE, Shop
 from tm import Configuration, ResourceConfig, TransactionManager
 from xabridge import App, ConfigurationError, Depends, Message, Tx
 from xabridge.app.scheduler import Scheduler
 from xabridge.testing import Killed, TestApp, TestBroker
 from xabridge.testing.reference import ReferenceResource, ReferenceStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.postgres import Postgres
 
 NOON = datetime(2026, 11, 23, 12, 0, 30, tzinfo=UTC)
 FIVE = datetime(2026, 11, 23, 12, 5, tzinfo=UTC)

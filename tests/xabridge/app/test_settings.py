@@ -4,10 +4,11 @@ names the setting, says what is expected, and suggests what was meant.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -20,9 +21,6 @@ from xabridge.app import app as app_settings
 from xabridge.app import schedule as schedule_settings
 from xabridge.testing import TestApp
 from xabridge.testing.contract.client import case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def handle(number: int) -> None:

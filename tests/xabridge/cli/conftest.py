@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cli import installed
 from tests.xabridge.cli.field import Field, Said, Typed
 from xabridge.cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.fixture(autouse=True)

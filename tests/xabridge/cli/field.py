@@ -9,20 +9,17 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from tests.xabridge.cli.served import KEY, install
 from tm.log import Branch, Decision, FileLog
 from xa import FORMAT_ID, TMSUCCESS, Gtrid, Xid
+from xa.gtrid import Incarnation
 from xabridge.testing.reference import ReferenceResource, ReferenceStore
 from xabridge.testing.reference.remote import ReferenceServer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from xa.gtrid import Incarnation
 
 ROOT: Final = Path(__file__).parents[3]
 NODE: Final = "orders-1"

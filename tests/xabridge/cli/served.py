@@ -9,21 +9,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
+from xa import Code, Handle, Registrar, Xid
 from xa.diagnosis import Check, Diagnosis, Health
-from xa.holdings import Holding, Relation
+from xa.holdings import Holding, InDoubtBranch, Relation
 from xabridge.testing.reference import DecidingStore, ReferenceDecider
 from xabridge.testing.reference.remote import RemoteReference
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from xa import Code, Handle, Registrar, Xid
-    from xa.holdings import InDoubtBranch
 
 KEY: Final = b"a key of these tests"
 GROUP: Final = "xabridge.resource_managers"

@@ -6,19 +6,15 @@ from __future__ import annotations
 
 import json
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.xabridge.cli.field import NAME, NODE, OTHER_LOG, OTHERS, xid_of
+from tests.xabridge.cli.field import NAME, NODE, OTHER_LOG, OTHERS, Field, Xabridge, xid_of
 from tm.log import Branch, FileLog, Heuristic, read_log
 from xa import Code, Xid
 from xa.state_tables import BranchState
 from xabridge.testing.contract.client import case
 from xabridge.testing.reference import Fate, ReferenceResource
-
-if TYPE_CHECKING:
-    from tests.xabridge.cli.field import Field, Xabridge
 
 
 def decided(field: Field) -> bytes:

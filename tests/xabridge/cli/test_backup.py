@@ -15,7 +15,6 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,7 +24,7 @@ from dtx.store.sql.inspection import look_at_store
 from rm_amqp import Message
 from tests.dtx.store.stores import Loop, Opened, enqueued
 from tests.rm_amqp.embedded import EmbeddedBroker
-from tests.xabridge.cli.field import INCARNATION, OTHERS, xid_of
+from tests.xabridge.cli.field import INCARNATION, OTHERS, Field, Xabridge, xid_of
 from tm import TransactionManager
 from tm.log import Branch, Decision, read_log
 from tm.log.factory import look_at_log, open_log
@@ -33,9 +32,6 @@ from xa import FORMAT_ID, Gtrid, Xid
 from xabridge.cli import main
 from xabridge.cli.check import older_than_the_log
 from xabridge.testing.broker import BrokerProcess
-
-if TYPE_CHECKING:
-    from tests.xabridge.cli.field import Field, Xabridge
 
 ROOT = Path(__file__).parents[3]
 QUEUE = 1

@@ -7,9 +7,9 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.xabridge.cli.field import NAME, OTHER_LOG, xid_of
+from tests.xabridge.cli.field import NAME, OTHER_LOG, Field, Xabridge, xid_of
 from tm.log import Branch, Heuristic
 from tm.log.folder_check import examine_folder, file_system_of
 from xa import Code
@@ -17,9 +17,6 @@ from xa.diagnosis import Check, Diagnosis, Health
 from xabridge.cli.doctor import lines
 from xabridge.operations.diagnosis import Examined, examine_survey
 from xabridge.operations.survey import Survey
-
-if TYPE_CHECKING:
-    from tests.xabridge.cli.field import Field, Xabridge
 
 
 def checks(xabridge: Xabridge) -> dict[tuple[str, str], dict[str, Any]]:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import signal
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.xabridge.cli.field import NODE, OTHER_LOG, OTHERS, xid_of
+from tests.xabridge.cli.field import NODE, OTHER_LOG, OTHERS, Field, Xabridge, xid_of
 from tm import TransactionManager
 from tm.log import Branch, Heuristic
 from xa import Code, Xid
 from xabridge.testing.reference import ReferenceResource
-
-if TYPE_CHECKING:
-    from tests.xabridge.cli.field import Field, Xabridge
 
 FOREIGN = Xid(4660, b"somebody else's transaction, with a long name", b"branch")
 

@@ -15,18 +15,14 @@ import sys
 from contextlib import closing
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import tm
-from tests.xabridge.cli.field import OTHER_LOG, OTHERS, ROOT
+from tests.xabridge.cli.field import OTHER_LOG, OTHERS, ROOT, Field, Xabridge
 from xabridge.cli.main import GROUP, main, make_parser, summary_of
 from xabridge.exit_codes import Exit
 from xabridge.testing.contract.client import case
-
-if TYPE_CHECKING:
-    from tests.xabridge.cli.field import Field, Xabridge
 
 LOADED = """
 import json, sys

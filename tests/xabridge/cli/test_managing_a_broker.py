@@ -6,8 +6,10 @@ from __future__ import annotations
 import io
 import json
 import time
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,10 +25,6 @@ from xabridge.cli import main
 from xabridge.cli.broker import tables, views
 from xabridge.testing.contract.client import case
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 XID = Xid(1, b"gtrid", b"b")
 LONG = "a-queue-with-a-name-that-takes-a-line-of-its-own." + "x" * 30

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import update
@@ -12,10 +14,6 @@ from tests.rm_amqp.embedded import EmbeddedBroker
 from xabridge import Message
 from xabridge.cli.main import main
 from xabridge.outbox import Inbox, Outbox, OutboxStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 class Operator:

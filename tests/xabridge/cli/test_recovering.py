@@ -8,11 +8,12 @@ import errno
 import json
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from tests.xabridge.cli.field import INCARNATION, NAME, NODE, OTHER_LOG, OTHERS, xid_of
+from tests.xabridge.cli.field import INCARNATION, NAME, NODE, OTHER_LOG, OTHERS, Field, Xabridge, xid_of
 from tests.xabridge.cli.served import DECIDER
 from tm.log import Branch, Decision, read_log
 from tm.log.decider_record import encode_branches
@@ -21,11 +22,6 @@ from xa import FORMAT_ID, TMSUCCESS, Code, Gtrid, Owner, Xid
 from xa.state_tables import BranchState
 from xabridge.operations.recovery_pass import report_lines
 from xabridge.testing.reference import Fate, ReferenceDecider
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.xabridge.cli.field import Field, Xabridge
 
 
 def fill(field: Field) -> None:

@@ -5,24 +5,21 @@ reports about a server.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from rm_amqp import Message
 from tests.postgres import Postgres
+from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.traffic import Traffic
 from tm import TransactionManager
 from xa import FORMAT_ID, Gtrid, Xid
 from xabridge.cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
 
 
 class Shop:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 from rm_amqp import Message
+from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.console.scene import url
 from tests.xabridge.traffic import post
 from xabridge.console.settings import WatchedPipelines
-from xabridge.pipeline.core import AddressTarget, Attempt, Batch, Messages, Offset, Query, Settings, Shard, Source
+from xabridge.pipeline.core import (
+    AddressTarget,
+    Attempt,
+    Batch,
+    Messages,
+    Offset,
+    Query,
+    Settings,
+    Shard,
+    Source,
+    SourcePartition,
+)
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
@@ -20,13 +34,6 @@ from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.core.task.source_task import read
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
-    from xabridge.pipeline.core import SourcePartition
 
 QUEUE: Final = "clicks"
 EVERY: Final = 1_000_000

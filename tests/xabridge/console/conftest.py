@@ -6,29 +6,25 @@ import html
 import re
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
+from httpx2 import Response
 from starlette.testclient import TestClient
 
+from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.shop import Clock
+from tests.xabridge.cli.field import Field
 from tests.xabridge.console.scene import PASSWORD, broker_with_users, doubts, fill
 from tm import configuration_from
 from xabridge.console.app import application
 from xabridge.console.console import Console
 from xabridge.console.settings import ConsoleSettings, WatchedBroker
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from httpx2 import Response
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
-    from tests.xabridge.cli.field import Field
 
 HOST = "http://127.0.0.1:8161"
 WAIT_S = 60.0

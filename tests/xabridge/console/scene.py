@@ -4,8 +4,10 @@ watches them."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from dtx.amqp.sasl.scram import MIN_ITERATIONS
 from dtx.broker.access.credentials import set_password
@@ -18,15 +20,9 @@ from tests.xabridge.traffic import Traffic
 from tm import configuration_from
 from xa import Xid
 from xa.configuration import Section
-from xabridge.console.server import serving
+from xabridge.console.server import Server, serving
 from xabridge.console.settings import ConsoleSettings, WatchedBroker, WatchedNode
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from xabridge.console.server import Server
 
 RULES: Final[dict[str, dict[str, Any]]] = {
     "operator": {

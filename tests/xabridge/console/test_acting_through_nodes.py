@@ -11,15 +11,18 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.two_resources import Clock
-from tests.xabridge.cli.field import ROOT, xid_of
-from tests.xabridge.console.conftest import choice, fields_of, place_of, text_of
-from tests.xabridge.node.conftest import ACT_TOKEN, NAME, TOKEN, running, undecided
+from tests.xabridge.cli.field import ROOT, Field, xid_of
+from tests.xabridge.console.conftest import Visitor, choice, fields_of, place_of, text_of
+from tests.xabridge.node.conftest import ACT_TOKEN, NAME, TOKEN, Asker, running, undecided
+from tm import TransactionManager
 from tm.log import read_log
 from xa import Code
 from xa.state_tables import BranchState
@@ -29,16 +32,7 @@ from xabridge.console.settings import WatchedNode
 from xabridge.operations.branch_completion import BranchCompleter
 from xabridge.testing.ports import free_port
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
-    from tests.xabridge.cli.field import Field
-    from tests.xabridge.console.conftest import Visitor
-    from tests.xabridge.node.conftest import Asker
-    from tm import TransactionManager
-
-    Running = Callable[..., tuple[TransactionManager, Asker]]
+Running = Callable[..., tuple[TransactionManager, Asker]]
 
 __all__ = ["running"]  # the fixture
 

@@ -5,26 +5,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import quote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from rm_amqp import Message
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.xabridge.cli.field import Field
 from tests.xabridge.console.scene import PASSWORD, scene, url
 from tests.xabridge.traffic import Traffic, post
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Browser
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
-    from tests.xabridge.cli.field import Field
-    from xabridge.console.server import Server
+from xabridge.console.server import Server
 
 CHROMIUM: Final = shutil.which("chromium")
 DECIDED: Final = "orders-1·3fa91c·8231"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import html
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.event_loop import in_loop
 from tests.lying_server import Lie, LyingServer, Protocol
-from tests.xabridge.console.conftest import break_down, place_of, text_of
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.tm.shop import Clock
+from tests.xabridge.console.conftest import Visitor, break_down, place_of, text_of
 from tests.xabridge.console.scene import TOKEN, node
 from xa.telemetry.endpoint import Answer, EndpointThread
 from xabridge.console import nodes
@@ -22,13 +25,6 @@ from xabridge.console.settings import WatchedNode
 from xabridge.testing.contract.client import case
 from xabridge.testing.ports import free_port
 from xabridge.text import took
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
-    from tests.tm.shop import Clock
-    from tests.xabridge.console.conftest import Visitor
 
 
 def away() -> WatchedNode:

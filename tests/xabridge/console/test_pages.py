@@ -7,9 +7,12 @@ import html
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+import pytest
 from starlette.testclient import TestClient
 
 from dtx.broker.settings import QueueSettings, Settings
@@ -17,8 +20,11 @@ from dtx.protocol.conditions import refused
 from rm_amqp import Message
 from rm_amqp.errors import Cause, ConnectionLost, lost_error
 from rm_amqp.management import ManagementClient
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.tm.shop import Clock
 from tests.waiting import until
-from tests.xabridge.console.conftest import HOST, break_down, choice, fields_of, place_of, text_of
+from tests.xabridge.cli.field import Field
+from tests.xabridge.console.conftest import HOST, Visitor, break_down, choice, fields_of, place_of, text_of
 from tests.xabridge.console.scene import broker_with_users, url
 from tests.xabridge.traffic import Traffic, post
 from xa import TMSUCCESS, Code, Xid
@@ -30,17 +36,6 @@ from xabridge.console.history import FINE_S, known
 from xabridge.console.pages.messages import content_of
 from xabridge.console.settings import ConsoleSettings, WatchedBroker
 from xabridge.console.template_filters import name as shown_as
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import pytest
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
-    from tests.tm.shop import Clock
-    from tests.xabridge.cli.field import Field
-    from tests.xabridge.console.conftest import Visitor
 
 HOSTILE = [
     "<script>alert(1)</script>",

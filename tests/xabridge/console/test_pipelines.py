@@ -10,16 +10,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
 from tests.event_loop import in_loop
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.tm.shop import Clock
 from tests.xabridge.console.batches import Pipeline, pipeline
-from tests.xabridge.console.conftest import place_of, text_of
+from tests.xabridge.console.conftest import Visitor, place_of, text_of
 from tests.xabridge.console.scene import PASSWORD, broker_with_users
 from xabridge.console.brokers import BrokerProblem, BrokerUnreachable
 from xabridge.console.pages.pipelines import _queues
@@ -28,14 +32,6 @@ from xabridge.console.pipeline_watch import KEPT_S, SHOWN, PipelineWatch
 from xabridge.console.question_thread import QuestionThread
 from xabridge.console.settings import WatchedPipelines, console_settings
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
-    from tests.tm.shop import Clock
-    from tests.xabridge.console.conftest import Visitor
 
 pytestmark = pytest.mark.slow
 HOSTILE = "<img src=x onerror=alert(1)>"

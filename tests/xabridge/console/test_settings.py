@@ -8,7 +8,8 @@ import subprocess
 import sys
 import urllib.request
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from xabridge.console.history import FINE_S, SLOT_S, SLOTS, History, known
 from xabridge.console.server import serving
 from xabridge.console.settings import ConsoleSettings, console_settings
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def settings(folder: Path, text: str, **flags: Any) -> Any:

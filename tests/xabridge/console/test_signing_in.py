@@ -8,8 +8,10 @@ import socket
 import ssl
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -17,7 +19,8 @@ import pytest
 from dtx.broker.access.permissions import EVERYTHING, Permissions
 from rm_amqp import Message
 from tests.rm_amqp.embedded import EmbeddedBroker
-from tests.xabridge.console.conftest import HOST, fields_of, place_of
+from tests.tm.shop import Clock
+from tests.xabridge.console.conftest import HOST, Visitor, fields_of, place_of
 from tests.xabridge.console.scene import PASSWORD, console, url
 from tests.xabridge.traffic import post
 from xabridge.console import server as server_module
@@ -26,13 +29,6 @@ from xabridge.console.event_stream import OVER
 from xabridge.console.pages import LIVE, PAGES
 from xabridge.console.security import MAX_BODY
 from xabridge.testing.contract.client import case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.tm.shop import Clock
-    from tests.xabridge.console.conftest import Visitor
 
 IDLE_S = 1800.0
 SESSION_S = 43_200.0

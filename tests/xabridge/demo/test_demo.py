@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx2
 import psutil  # type: ignore[import-untyped]
@@ -17,9 +17,6 @@ from xabridge.cli import main
 from xabridge.demo import command as demos
 from xabridge.testing import postgres
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def demo(folder: Path, *flags: str) -> subprocess.Popen[str]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -18,9 +18,6 @@ from xabridge.demo.pipeline.audit import prove
 from xabridge.demo.pipeline.orders import ALERTS, ORDERS, TABLES, Order, Revenue, checksum, orders_from, revenue_of
 from xabridge.demo.pipeline.servers import PipelineServers
 from xabridge.pipeline import java
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FULL = os.environ.get("XABRIDGE_SPARK_FAULTS") == "all"
 SPARK_S = 600

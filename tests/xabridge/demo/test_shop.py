@@ -4,9 +4,10 @@ processes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +16,6 @@ from xabridge.demo.shop import ORDERS, Audit, Gauge, Order, Shop, WorkerProcess,
 from xabridge.demo.shop.orders import TABLE, engine_of, open_books
 from xabridge.demo.shop.shop import BRANCH_TIMEOUT_S
 from xabridge.testing.broker import BrokerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 COUNT = 120
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.checks import run_checks
@@ -27,10 +29,6 @@ from xabridge import App
 from xabridge.frameworks.django import DjangoOrm
 from xabridge.testing import Killed, TestApp
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 ADA = {"number": 1, "customer": "Ada"}
 

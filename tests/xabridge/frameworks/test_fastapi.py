@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 from fastapi import FastAPI, HTTPException
@@ -15,10 +17,6 @@ from tm import Configuration, ResourceConfig
 from xabridge import App, Broker, Database, Tx
 from xabridge.frameworks.fastapi import connect, transaction
 from xabridge.testing import TestApp, TestBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 app = App("xabridge.toml")
 api = FastAPI()

@@ -6,16 +6,14 @@ import contextlib
 import json
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import pytest
 
 from tests.xabridge.cli.field import NODE, Field
 from tm import TransactionManager
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 TOKEN: Final = "a token that looks"  # noqa: S105 — of these tests
 ACT_TOKEN: Final = "a token that acts"  # noqa: S105 — of these tests

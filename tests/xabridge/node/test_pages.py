@@ -7,13 +7,15 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.tm.two_resources import Clock, TwoResources
-from tests.xabridge.cli.field import OTHER_LOG, OTHERS, xid_of
+from tests.xabridge.cli.field import OTHER_LOG, OTHERS, Field, xid_of
 from tests.xabridge.node.conftest import ACT_TOKEN, NAME, TOKEN, Asker, undecided
 from tm import ConfigurationError, ResourceConfig, TransactionManager
 from tm.log import read_log
@@ -24,13 +26,7 @@ from xabridge.operations.branch_completion import BranchCompleter
 from xabridge.operations.survey import survey
 from xabridge.testing.ports import free_port
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.xabridge.cli.field import Field
-
-    Running = Callable[..., tuple[TransactionManager, Asker]]
+Running = Callable[..., tuple[TransactionManager, Asker]]
 
 
 def test_a_node_tells_what_its_log_knows(field: Field, running: Running) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import amqp
 import pytest
@@ -11,13 +13,7 @@ import pytest
 from tests.memory_folder import tmp_path  # noqa: F401 — files of SQLite are in memory, too
 from tests.rabbitmq import RabbitMQ
 from tests.rabbitmq import installed as rabbitmq_installed
-from xabridge.outbox import BrokerAway, OutboxStore, Refusal, Sent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from xabridge.outbox import Outgoing
+from xabridge.outbox import BrokerAway, OutboxStore, Outgoing, Refusal, Sent
 
 PATIENCE_S = 300.0
 

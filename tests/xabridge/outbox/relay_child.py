@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import amqp
-from sqlalchemy import event, text
+from sqlalchemy import Engine, event, text
 
-from xabridge.outbox import Inbox, OutboxStore, Relay
+from xabridge.outbox import Inbox, OutboxStore, Outgoing, Relay, Sent
 from xabridge.outbox.rabbitmq import RabbitPublisher
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sqlalchemy import Engine
-
-    from xabridge.outbox import Outgoing, Sent
 
 
 class Steps:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from xabridge import Message, TransactionManager
 from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Outgoing, Relay, RelaySettings
 from xabridge.outbox.amqp10 import Amqp10Publisher
 from xabridge.outbox.relay import publisher_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

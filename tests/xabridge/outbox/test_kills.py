@@ -7,18 +7,16 @@ import multiprocessing
 import os
 import random
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 
+from tests.rabbitmq import RabbitMQ
 from tests.xabridge.outbox import relay_child
 from tests.xabridge.outbox.relay_child import Steps
 from xabridge import Message
 from xabridge.outbox import Outbox, OutboxStore
-
-if TYPE_CHECKING:
-    from tests.rabbitmq import RabbitMQ
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outbox"), pytest.mark.timeout(900)]
 STRIDE = 1 if os.environ.get("XABRIDGE_POINTS") == "all" else 30

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -12,9 +13,6 @@ from xa.telemetry.metric import BUCKETS_S
 from xabridge import Message
 from xabridge.outbox import Outbox, OutboxStore, Relay
 from xabridge.outbox.metrics import METRICS, OutboxMetrics
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def points(reader: InMemoryMetricReader) -> dict[str, Any]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Integer, MetaData, NullPool, create_engine, func, make_url, select, text
@@ -16,20 +18,15 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
+from tests.postgres import Postgres
 from tests.xabridge.outbox.conftest import MemoryBroker
 from tm import ResourceConfig
 from xa import XaMisuse
 from xabridge import Message, RolledBack, TransactionManager
 from xabridge.outbox import Inbox, Outbox, OutboxFull, OutboxStore, Relay, Tables, TablesError
+from xabridge.outbox.inbox import MessageId
 from xabridge.testing.contract.client import case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.postgres import Postgres
-    from xabridge.outbox.inbox import MessageId
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outbox")]
 

@@ -7,10 +7,11 @@ import ssl
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import amqp
 import pytest
@@ -18,16 +19,12 @@ import pytest
 from dtx.amqp.values import Symbol, Timestamp
 from tests.cases import each
 from tests.lying_server import Lie, LyingServer, Protocol
+from tests.rabbitmq import RabbitMQ
 from tests.test_lying_servers import all_at_once
 from tests.waiting import until
 from xabridge import Message
 from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Outgoing, Relay, RelaySettings
 from xabridge.outbox.rabbitmq import RabbitPublisher, RabbitSettings, Unsendable, place, properties
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.rabbitmq import RabbitMQ
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outbox"), pytest.mark.timeout(600)]
 

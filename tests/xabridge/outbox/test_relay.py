@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from sqlalchemy import insert
@@ -15,12 +15,7 @@ from tests.tm.shop import Clock
 from tests.waiting import until
 from tests.xabridge.outbox.conftest import MemoryBroker
 from xabridge import Message
-from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Refusal, Relay, RelaySettings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from xabridge.outbox import Outgoing
+from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Outgoing, Refusal, Relay, RelaySettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outbox")]
 in_a_file = pytest.mark.parametrize("url", ["sqlite"], indirect=True)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.postgres import Postgres
 from tests.xabridge.pipeline.environment import Driver, SparkEnvironment
 from tests.xabridge.pipeline.faults import GENERATION, VARIABLE
 from xabridge.pipeline import PipelineError, java
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.postgres import Postgres
 
 
 @pytest.fixture(scope="session")

@@ -12,16 +12,18 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import psycopg
 from proton import Message
 from proton.utils import BlockingConnection
 
 from rm_amqp import AmqpResource
+from tests.postgres import Postgres
 from tests.xabridge.pipeline.faults import GENERATION, VARIABLE, await_until
 from xabridge.pipeline.core import Offset, Query, Source
 from xabridge.pipeline.core.driver.query_binding import bind
@@ -31,11 +33,6 @@ from xabridge.pipeline.core.shards import Shard
 from xabridge.pipeline.settings import settings_from
 from xabridge.testing.broker import BrokerProcess
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tests.postgres import Postgres
 
 ROOT: Final = Path(__file__).parents[3]
 PRODUCTS: Final = 7

@@ -14,8 +14,11 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql.types import StructType
 
 from rm_amqp import AmqpResource
 from rm_db import MariaResource, PostgresResource
@@ -27,11 +30,6 @@ from xabridge.pipeline.core.task.source_task import read
 from xabridge.pipeline.spark import amqp_format
 from xabridge.pipeline.spark.amqp_format import AmqpSource
 from xabridge.pipeline.spark.xa_format import XaBatchWriter, XaSink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pyspark.sql.types import StructType
 
 VARIABLE = "XABRIDGE_FAULTS"
 GENERATION = "XABRIDGE_DRIVER"

@@ -10,17 +10,14 @@ from __future__ import annotations
 import functools
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from xabridge import pipeline
 from xabridge.pipeline.spark.registration import LISTENER
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def numbered(rows: DataFrame) -> DataFrame:

@@ -12,21 +12,18 @@ import os
 import re
 from collections import Counter
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
 from tests.xabridge.pipeline.cluster import Cluster
-from tests.xabridge.pipeline.environment import ROOT, DriverFailed
+from tests.xabridge.pipeline.environment import ROOT, Driver, DriverFailed, SparkEnvironment
 from tests.xabridge.pipeline.faults import GENERATION, VARIABLE, await_until
 from xabridge.pipeline.core import Query, Shard, Source
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.process_ids import process_id
 from xabridge.pipeline.settings import settings_from
 from xabridge.shards import shard_of
-
-if TYPE_CHECKING:
-    from tests.xabridge.pipeline.environment import Driver, SparkEnvironment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 FULL: Final = os.environ.get("XABRIDGE_SPARK_FAULTS") == "all"

@@ -5,14 +5,11 @@ message with what to do.
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from xabridge.pipeline import PipelineError, java
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def runtime(folder: Path, version: str) -> Path:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,9 +18,6 @@ from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
 from xabridge.pipeline.json_schema import ddl_of
 from xabridge.pipeline.spark.json_bodies import json_reader
 from xabridge.pipeline.spark.message_rows import batch_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ZONED = pa.timestamp("us", tz="UTC")
 ORDER = pa.struct([pa.field("number", pa.int64(), nullable=False), pa.field("product", pa.string())])

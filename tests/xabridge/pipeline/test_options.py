@@ -4,7 +4,9 @@ others are refused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +18,6 @@ from xabridge.pipeline.options import TableRows, sink_options, source_options
 from xabridge.pipeline.routing import Routing
 from xabridge.pipeline.spark.query_options import QueryOptions
 from xabridge.pipeline.spark.registration import register
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 BASE = {
     "pipeline": "orders",

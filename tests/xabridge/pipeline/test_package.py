@@ -13,23 +13,17 @@ import sys
 import tarfile
 import zipfile
 from contextlib import closing
-from importlib.metadata import PathDistribution, distribution
+from importlib.metadata import Distribution, PathDistribution, distribution
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.test_wheel import PIP, add_needed, environment
 from tests.xabridge.pipeline.cluster import HOME, Cluster
-from tests.xabridge.pipeline.environment import BRIEF, ROOT
+from tests.xabridge.pipeline.environment import BRIEF, ROOT, SparkEnvironment
 from xabridge.cli import main
 from xabridge.pipeline import PipelineError, archive
 from xabridge.pipeline.archive import tag, write_modules, write_packages
-
-if TYPE_CHECKING:
-    from importlib.metadata import Distribution
-
-    from tests.xabridge.pipeline.environment import SparkEnvironment
 
 APPLICATION = """
 import json, sys

@@ -8,16 +8,11 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.xabridge.pipeline.environment import BRIEF, ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.xabridge.pipeline.environment import SparkEnvironment
+from tests.xabridge.pipeline.environment import BRIEF, ROOT, SparkEnvironment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SCRIPT = """

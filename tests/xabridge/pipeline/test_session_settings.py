@@ -9,16 +9,13 @@ import logging
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.spark.cluster_settings import check_settings
 from xabridge.pipeline.spark_master import chosen_master
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CLUSTER = "spark://host:7077"
 APPLICATION = """

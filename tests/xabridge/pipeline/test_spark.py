@@ -10,7 +10,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,12 +19,9 @@ from deltalake.schema import PrimitiveType
 from sqlalchemy import make_url
 
 from tests.rm_delta.test_contract import rows_of
-from tests.xabridge.pipeline.environment import BEGAN_S, DriverFailed, difference
+from tests.xabridge.pipeline.environment import BEGAN_S, Driver, DriverFailed, SparkEnvironment, difference
 from xabridge.pipeline.core import Shard, Source
-
-if TYPE_CHECKING:
-    from tests.xabridge.pipeline.environment import Driver, SparkEnvironment
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 long = pytest.mark.long

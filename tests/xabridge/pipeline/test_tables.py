@@ -8,13 +8,15 @@ import datetime as dt
 import json
 import math
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from tests.postgres import Postgres
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import LakeTarget, TableTarget
 from xabridge.pipeline.core.task.mariadb import inserts
@@ -25,12 +27,7 @@ from xabridge.pipeline.spark import lake_table, mariadb_table, postgres_table
 from xabridge.pipeline.spark.database_table import check_rows
 from xabridge.pipeline.spark.postgres_table import csv_of, look_up_deciding
 from xabridge.pipeline.spark.task_writer import layout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.postgres import Postgres
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 POSTGRES = """
 CREATE TABLE wide (

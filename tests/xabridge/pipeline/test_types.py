@@ -8,7 +8,7 @@ import datetime as dt
 import json
 import re
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pytest
 
 from rm_amqp import Message
 from tests.docs.guide import ROOT
+from tests.postgres import Postgres
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import TableTarget
 from xabridge.pipeline.core.task.message_encoder import encode_messages
@@ -25,9 +26,6 @@ from xabridge.pipeline.spark.json_bodies import json_reader
 from xabridge.pipeline.spark.message_rows import messages_of
 from xabridge.pipeline.spark.postgres_table import csv_of, look_up
 from xabridge.pipeline.spark.task_writer import layout
-
-if TYPE_CHECKING:
-    from tests.postgres import Postgres
 
 AT: Final = dt.datetime(2026, 11, 21, 23, 12, 7, 123456, tzinfo=dt.UTC)
 WALL: Final = AT.replace(tzinfo=None)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -33,10 +35,6 @@ from xabridge import (
 )
 from xabridge.app.app import find_app
 from xabridge.testing import Killed, TestApp, TestBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @dataclass

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.postgres import Postgres
+from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.pipeline.core.environment import CoreEnvironment, new_broker, new_environment
 from tests.xabridge.pipeline.core.sink_database import KINDS, SinkDatabase, sink_database
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.postgres import Postgres
-    from tests.rm_amqp.embedded import EmbeddedBroker
 
 
 @pytest.fixture

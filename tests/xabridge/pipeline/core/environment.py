@@ -5,9 +5,11 @@ Spark would make.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import psycopg
 from sqlalchemy import text
@@ -15,7 +17,9 @@ from sqlalchemy import text
 from dtx.broker.settings import QueueSettings
 from dtx.broker.settings import Settings as BrokerSettings
 from rm_amqp import AmqpResource, Message
+from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
+from tm.log import Decision, LogError
 from tm.log.sql.database import Database
 from xa import FORMAT_ID, TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS, Xid
 from xa.coroutines import drive
@@ -23,6 +27,7 @@ from xabridge.pipeline.core import (
     AddressTarget,
     Attempt,
     Batch,
+    BatchRefused,
     LakeTarget,
     Messages,
     Offset,
@@ -39,22 +44,13 @@ from xabridge.pipeline.core.driver.open_pipeline import BlockingLog
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import BatchResult, SinkCoordinator
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
-from xabridge.pipeline.core.ledger.status import look
+from xabridge.pipeline.core.ledger.status import PipelineStatus, look
 from xabridge.pipeline.core.protocol import batch_decision
 from xabridge.pipeline.core.resources import Resources, prepared_branches
 from xabridge.pipeline.core.shards import Shard
 from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.core.task.source_task import read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from tests.postgres import Postgres
-    from tm.log import Decision, LogError
-    from xabridge.pipeline.core import BatchRefused
-    from xabridge.pipeline.core.ledger.status import PipelineStatus
-    from xabridge.pipeline.core.task.staged_rows import StagedRows
+from xabridge.pipeline.core.task.staged_rows import StagedRows
 
 _NUMBERS: Final = itertools.count(1)
 TABLE: Final = TableTarget("shop", "public.orders", lock_timeout_s=0.3)

@@ -6,29 +6,25 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Final
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
 
 from rm_delta import lake
 from rm_delta.lake import Lake
+from tm.log import Branch
 from tm.log.sql import SqlLog
-from xabridge.pipeline.core import Attempt, Batch
+from tm.two_phase.ports import Answer
+from tm.two_phase.return_codes import Verb
+from xabridge.pipeline.core import Attempt, Batch, Once, Settings, SinkPlan, SinkReport, TableTarget
 from xabridge.pipeline.core.driver import upsert_branch
 from xabridge.pipeline.core.driver.open_pipeline import BlockingBranches
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger
 from xabridge.pipeline.core.resources import Resources, ask_branches
 from xabridge.pipeline.core.task.sink_task import SinkTask
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
-    from pathlib import Path
-
-    from tm.log import Branch
-    from tm.two_phase.ports import Answer
-    from tm.two_phase.return_codes import Verb
-    from xabridge.pipeline.core import Once, Settings, SinkPlan, SinkReport, TableTarget
 
 FORKED = multiprocessing.get_context("forkserver")
 PRELOADED: Final = ("psycopg", "pymysql", "sqlalchemy.dialects.postgresql")

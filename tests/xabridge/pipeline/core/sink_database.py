@@ -4,22 +4,17 @@ and prepares nothing. Its tables are `orders` and, with a key, `totals`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import psycopg
 from sqlalchemy import make_url
 
-from tests.xabridge.pipeline.core.environment import ALERTS, TABLE
-from xabridge.pipeline.core import TableTarget
+from tests.xabridge.pipeline.core.environment import ALERTS, TABLE, CoreEnvironment
+from xabridge.pipeline.core import Attempt, SinkPlan, SinkReport, TableTarget
 from xabridge.pipeline.core.task.mariadb_session import connect
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from xabridge.pipeline.core import Attempt, SinkPlan, SinkReport
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 KINDS: Final = ("shop", "decider", "maria")
 MARIADB: Final = (

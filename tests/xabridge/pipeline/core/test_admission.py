@@ -5,7 +5,6 @@ delay, and a query that ends when it has read what there was.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql.streaming.datasource import (
@@ -18,15 +17,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tests.tm.shop import Clock
-from xabridge.pipeline.core import Offset, SourcePartition
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
+from xabridge.pipeline.core import Offset, Source, SourcePartition
 from xabridge.pipeline.core.driver.admission import Delay, ReadLimits, shares_of
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 from xabridge.pipeline.options import SourceOptions
 from xabridge.pipeline.spark.amqp_format import AmqpStream, EpochPartition, limits_of
-
-if TYPE_CHECKING:
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from xabridge.pipeline.core import Source
 
 LONG = [f"{number:0100}" for number in range(20)]
 """Messages of a little more than a hundred octets."""

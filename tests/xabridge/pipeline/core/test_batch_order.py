@@ -4,28 +4,24 @@ batch is to be finished there.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
+from tm.log import Branch, Decision, LogError
+from tm.two_phase.ports import Answer
 from tm.two_phase.return_codes import Verb
 from xa import Code, xa_error
 from xa.coroutines import drive
-from xabridge.pipeline.core import AddressTarget, Attempt, Batch, BatchRefused, Offset
+from xabridge.pipeline.core import AddressTarget, Attempt, Batch, BatchRefused, Offset, SinkPlan, SinkReport
 from xabridge.pipeline.core.driver.open_pipeline import BlockingBranches, BlockingLog
+from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 from xabridge.pipeline.core.protocol import batch_decision, recovery
 from xabridge.pipeline.status_command import as_json, summary
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from tm.log import Branch, Decision, LogError
-    from tm.two_phase.ports import Answer
-    from xabridge.pipeline.core import SinkPlan, SinkReport
-    from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 
 CALLED = AddressTarget("second", "called")
 

@@ -4,20 +4,16 @@ table and output. What differs from database to database is in `test_table_write
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
 from xa import TMFAIL
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, Offset, PipelineError, PipelineTaken
 from xabridge.pipeline.core.driver.admission import ReadLimits
+from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 from xabridge.pipeline.core.resources import Resources
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 
 ROWS = [f"{number}" for number in range(10)]
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tm.resources.resource import GROUP, _installed
-from xa import FORMAT_ID, TMSUCCESS, Xid
+from xa import FORMAT_ID, TMSUCCESS, Registrar, Xid
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.resources import Resources, broker, send_messages
 from xabridge.testing.reference import ReferenceResource, ReferenceStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from xa import Registrar
 
 STORE = ReferenceStore("post")
 XID = Xid(FORMAT_ID, b"global", b"branch")

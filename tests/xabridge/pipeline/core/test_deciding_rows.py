@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.xabridge.pipeline.core import pipeline_child
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
+from tests.xabridge.pipeline.core.sink_database import SinkDatabase
 from xabridge.pipeline.core import Attempt, BatchRefused, Offset
-
-if TYPE_CHECKING:
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from tests.xabridge.pipeline.core.sink_database import SinkDatabase
 
 pytestmark = pytest.mark.parametrize("sink", ["decider"], indirect=True)
 ROWS = [f"{number}" for number in range(10)]

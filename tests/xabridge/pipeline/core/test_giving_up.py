@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
 from tm.log.sql.tables import METADATA as LOG_TABLES
 from xabridge.pipeline.core import Offset, PipelineError
 from xabridge.pipeline.core.ledger.schema import METADATA
-
-if TYPE_CHECKING:
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
 
 
 def _given_up(env: CoreEnvironment, name: str) -> None:

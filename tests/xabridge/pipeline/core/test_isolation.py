@@ -4,7 +4,8 @@ becomes a dead letter.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,15 +13,10 @@ from hypothesis import strategies as st
 
 from rm_amqp import AmqpResource, Message
 from tests.xabridge.pipeline.core.environment import ALERTS, DELIVERIES, TABLE, CoreEnvironment
-from xabridge.pipeline.core import Attempt, Batch, BatchRefused, Messages, Offset, PipelineError
+from xabridge.pipeline.core import Attempt, Batch, BatchRefused, Messages, Offset, PipelineError, SinkPlan, SinkReport
 from xabridge.pipeline.core.protocol.isolation import EXCUSED, Isolation
 from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.core.task.source_task import read
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from xabridge.pipeline.core import SinkPlan, SinkReport
 
 
 def bad(message: Mapping[str, object]) -> str:

@@ -6,27 +6,32 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from rm_delta import lake as lake_module
+from tests.postgres import Postgres
 from tests.rm_delta.test_contract import rows_of
 from tests.xabridge.pipeline.core import pipeline_child
-from tests.xabridge.pipeline.core.environment import ALERTS, TABLE, TABLES
-from xabridge.pipeline.core import Attempt, Batch, BatchRefused, LakeTarget, Offset, TableTarget
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tests.postgres import Postgres
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from xabridge.pipeline.core import SinkPlan, SinkReport, SourcePartition
-    from xabridge.pipeline.core.driver.source_planner import SourcePlanner
+from tests.xabridge.pipeline.core.environment import ALERTS, TABLE, TABLES, CoreEnvironment
+from xabridge.pipeline.core import (
+    Attempt,
+    Batch,
+    BatchRefused,
+    LakeTarget,
+    Offset,
+    SinkPlan,
+    SinkReport,
+    SourcePartition,
+    TableTarget,
+)
+from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 
 ROWS = [f"{number}" for number in range(10)]
 ORDERS = LakeTarget("lake", "orders")

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 
+from tests.postgres import Postgres
 from tests.simulation.pipeline.book import Book
 from tests.waiting import until
 from tm.log import Branch, Decision, DecisionRefused
@@ -20,16 +22,11 @@ from xa.coroutines import drive
 from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.ledger.rows import EpochRow, PipelineRow, PlannedEpochs
+from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger
 from xabridge.pipeline.core.process_ids import driver_id, is_alive, process_id
 from xabridge.pipeline.core.protocol.isolation import EXCUSED, Isolation
 from xabridge.pipeline.core.shards import PlannedRead, Shard
 from xabridge.pipeline.core.xids import Incarnation
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.postgres import Postgres
-    from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger
 
 QUERIES = ("a", "b")
 SOURCES = ("broker: orders", "second: orders")

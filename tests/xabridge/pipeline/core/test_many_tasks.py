@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from tests.postgres import Postgres
 from tests.xabridge.pipeline.core.environment import TABLE, CoreEnvironment, new_environment
-from xabridge.pipeline.core import Attempt, Batch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from xabridge.pipeline.core import SinkPlan, SinkReport
+from xabridge.pipeline.core import Attempt, Batch, SinkPlan, SinkReport
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 FEW_CONNECTIONS: Final = "?xa_pool_size=1&xa_pool_wait_s=1"

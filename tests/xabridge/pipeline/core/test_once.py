@@ -8,31 +8,25 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from sqlalchemy import make_url
 
 from tests.xabridge.pipeline.core import pipeline_child
-from tests.xabridge.pipeline.core.environment import ALERTS
+from tests.xabridge.pipeline.core.environment import ALERTS, CoreEnvironment
 from tests.xabridge.pipeline.core.sink_database import SinkDatabase
 from tests.xabridge.pipeline.faults import await_until
 from tm.log import Decision
 from xa.coroutines import drive
-from xabridge.pipeline.core import Attempt, BatchRefused, Messages, Once, TableTarget
-from xabridge.pipeline.core.resources import database_of
+from xabridge.pipeline.core import Attempt, BatchRefused, Messages, Once, SinkPlan, SinkReport, TableTarget
+from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
+from xabridge.pipeline.core.resources import Resources, database_of
 from xabridge.pipeline.core.task.once_table import LONGEST
 from xabridge.pipeline.core.task.sink_task import SinkTask
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from xabridge.pipeline.core import SinkPlan, SinkReport
-    from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
-    from xabridge.pipeline.core.resources import Resources
 
 pytestmark = pytest.mark.parametrize("sink", ["shop", "maria"], indirect=True)
 SEEN: Final = TableTarget("shop", "public.orders_once", lock_timeout_s=0.3)

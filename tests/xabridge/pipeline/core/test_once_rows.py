@@ -5,22 +5,19 @@ starts.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from sqlalchemy import make_url
 
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import Attempt, BatchRefused
-from xabridge.pipeline.options import sink_options
+from xabridge.pipeline.options import SinkOptions, sink_options
 from xabridge.pipeline.spark.once_shuffle import check_shuffle
 from xabridge.pipeline.spark.start_check import check_mode
 from xabridge.pipeline.spark.task_writer import TaskWriter, layout
-
-if TYPE_CHECKING:
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from xabridge.pipeline.options import SinkOptions
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 pa = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")

@@ -5,23 +5,29 @@ does not belong together, or is older than what was decided, is refused before a
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
 from xa.coroutines import drive
-from xabridge.pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offset, PipelineError, PipelineTaken, Query
+from xabridge.pipeline.core import (
+    Attempt,
+    Batch,
+    BatchRefused,
+    EpochGone,
+    Offset,
+    PipelineError,
+    PipelineTaken,
+    Query,
+    SourcePartition,
+)
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.protocol.ownership import GIVEN_UP
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from xabridge.pipeline.core import SourcePartition
 
 ROWS = [f"{number}" for number in range(10)]
 MORE = [f"{number}" for number in range(10, 25)]

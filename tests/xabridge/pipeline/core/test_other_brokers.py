@@ -4,22 +4,17 @@ also when it is killed and started again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rm_openwire import OpenWireResource
 from tests.rm_openwire.java_brokers import Classic
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
 from xa import FORMAT_ID, TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS, Xid
-from xabridge.pipeline.core import AddressTarget, Attempt, Batch, Messages, PipelineError
+from xabridge.pipeline.core import AddressTarget, Attempt, Batch, Messages, PipelineError, SinkPlan, SinkReport
 from xabridge.pipeline.core.task.sink_task import SinkTask
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from xabridge.pipeline.core import SinkPlan, SinkReport
 
 TARGET = AddressTarget("classic", "called")
 

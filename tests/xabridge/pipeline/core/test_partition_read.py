@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from tests.xabridge.pipeline.core.environment import bodies
+from rm_amqp import AmqpResource
+from tests.xabridge.pipeline.core.environment import CoreEnvironment, bodies
 from xa import TMSUCCESS
-from xabridge.pipeline.core import BatchRefused
+from xabridge.pipeline.core import BatchRefused, SourcePartition
 from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.core.task.source_task import read
 from xabridge.pipeline.spark.json_bodies import json_reader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rm_amqp import AmqpResource
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from xabridge.pipeline.core import SourcePartition
 
 ROWS = [f"{number}" for number in range(6)]
 ORDER = pa.struct([pa.field("number", pa.int64(), nullable=False), pa.field("product", pa.string())])

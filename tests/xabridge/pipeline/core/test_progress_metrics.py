@@ -7,25 +7,21 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from rm_amqp import Message
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
 from xabridge.pipeline.core import Offset
 from xabridge.pipeline.spark.progress_metrics import METRICS
 from xabridge.pipeline.spark.query_listener import ProgressTelemetry, QueryListener
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
 
 OTHER = UUID(int=2)
 BEGAN = datetime(2026, 11, 23, 8, 0, tzinfo=UTC)

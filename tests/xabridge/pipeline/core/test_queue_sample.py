@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
 from xabridge.pipeline import PipelineError, infer_schema
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
 
 
 def test_a_schema_is_inferred_from_messages_that_stay_in_their_queue(

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
 from xabridge.pipeline.core import AddressTarget, Attempt, Batch, BatchRefused, Offset, PipelineError, TableTarget
 from xabridge.pipeline.core.resources import PROCESS
 from xabridge.pipeline.core.retry import Backoff, pauses
 from xabridge.pipeline.options import TableRows
 from xabridge.pipeline.routing import Routing
 from xabridge.pipeline.spark.task_writer import Layout, TaskWriter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
 
 ROWS = [f"{number}" for number in range(10)]
 LAYOUT = Layout(

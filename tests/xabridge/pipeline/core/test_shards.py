@@ -5,8 +5,10 @@ brokers is away.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
@@ -15,20 +17,14 @@ from pyspark.sql.types import StructType
 from dtx.broker.access.permissions import Coordination, Permissions, Rule
 from rm_amqp import AmqpResource
 from tests.rm_amqp.embedded import EmbeddedBroker
-from xabridge.pipeline.core import Attempt, Batch, Offset, PipelineError, Shard
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
+from xabridge.pipeline.core import Attempt, Batch, Offset, PipelineError, Shard, SourcePartition
 from xabridge.pipeline.core.ledger.status import look
 from xabridge.pipeline.core.shards import PlannedRead, matches, overlap
 from xabridge.pipeline.core.values import Query
 from xabridge.pipeline.options import SourceOptions
 from xabridge.pipeline.spark.amqp_format import AmqpStream, EpochPartition
 from xabridge.shards import shard_address, shard_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from xabridge.pipeline.core import SourcePartition
 
 BOTH = ("broker", "second")
 KNOWN = [11, 13, 7, 1, 2, 4, 14, 8]

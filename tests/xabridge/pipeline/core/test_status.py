@@ -7,12 +7,16 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rm_amqp import Message
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
 from tm.log import LogMissing
+from tm.resources import Resource
 from xabridge.cli import main
 from xabridge.pipeline.core import Attempt, Batch, Offset
 from xabridge.pipeline.core.ledger import sql_ledger
@@ -23,13 +27,6 @@ from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.core.xids import Incarnation
 from xabridge.pipeline.status_command import lines, mean_phases, orphans, skipped
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from tm.resources import Resource
 
 Capture = pytest.CaptureFixture[str]
 

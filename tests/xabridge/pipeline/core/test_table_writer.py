@@ -5,20 +5,18 @@ and output. What only one that decides has is in `test_deciding_rows.py`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from sqlalchemy import make_url
 
+from tests.xabridge.pipeline.core.environment import CoreEnvironment
+from tests.xabridge.pipeline.core.sink_database import SinkDatabase
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, Offset, PipelineError, TableTarget
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.core.task.table_writer import csv_rows
-
-if TYPE_CHECKING:
-    from tests.xabridge.pipeline.core.environment import CoreEnvironment
-    from tests.xabridge.pipeline.core.sink_database import SinkDatabase
-    from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import MariaDB
 
 ROWS = [f"{number}" for number in range(10)]
 ORDERS = TableTarget("shop", "public.orders")

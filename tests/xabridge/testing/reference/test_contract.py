@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Set as AbstractSet
 
 import pytest
 
-from xa import TMNOMIGRATE, TMREGISTER, TMUSEASYNC, Code
+from xa import TMNOMIGRATE, TMREGISTER, TMUSEASYNC, Code, Registrar, ResourceManager, Xid
 from xa.machine import IllegalTransition
 from xabridge.testing.contract.harness import Capabilities
 from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite
 from xabridge.testing.reference import NotingResource, ReferenceDecider, ReferenceResource, ReferenceStore
-
-if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
-
-    from xa import Registrar, ResourceManager, Xid
 
 VARIANTS = {
     "async": (TMUSEASYNC, True),

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.xabridge.testing.reference.test_contract import HarnessOfAStore
-from xa import TMUSEASYNC, Code
+from xa import TMUSEASYNC, Code, DecidingResource, Registrar, Xid
 from xabridge.testing.contract.deciding import TestDeciding
 from xabridge.testing.contract.harness import Capabilities
 from xabridge.testing.reference import DecidingStore, Fate, ReferenceDecider
-
-if TYPE_CHECKING:
-    from xa import DecidingResource, Registrar, Xid
 
 __all__ = ["TestDeciding"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from multiprocessing import AuthenticationError
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,6 @@ from xa import TMASYNC, TMSTARTRSCAN, TMSUCCESS, Code, Handle, XaMisuse, Xid
 from xa.diagnosis import Health
 from xabridge.testing.reference import KeyLocked, ReferenceStore
 from xabridge.testing.reference.remote import ReferenceServer, RemoteReference
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 KEY = b"a key of this test's"
 ONE, TWO = Xid(1, b"global", b"one"), Xid(1, b"global", b"two")

@@ -4,7 +4,7 @@ one that it names. And they cover what the contract suite can't see: a crash of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -31,9 +31,6 @@ from xa.machine import RESULT_OF, IllegalTransition
 from xa.state_tables import BRANCH, BranchState, BranchVerb
 from xabridge.testing.contract.client import case
 from xabridge.testing.reference import Fate, ReferenceResource, ReferenceStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RMID = 1
 X, Y = Xid(1, b"global", b"branch"), Xid(1, b"global", b"other")
