@@ -45,6 +45,14 @@ def look(rm: Any, queue: str) -> list[Any]:
         return [message.body for message in session.browse(queue)]
 
 
+def batches(session: Any, queue: str, count: int) -> list[Message]:
+    """So many messages, in as many batches as they take: a batch is what has come by then."""
+    taken: list[Message] = []
+    while len(taken) < count:
+        taken += session.receive_batch(queue, count - len(taken), 5)
+    return taken
+
+
 class MessagingClient:
     """One instance, opened."""
 

@@ -13,7 +13,7 @@ import proton
 import pytest
 
 from rm_amqp import Message, NoMessage
-from tests.rm_amqp.client import RMID, MessagingClient, new_xid
+from tests.rm_amqp.client import RMID, MessagingClient, batches, new_xid
 from xa import TMFAIL, BranchRolledBack, Code, ThreadOfControl, XaError, XaMisuse, entered
 from xabridge.testing.contract.client import case
 
@@ -78,10 +78,10 @@ def test_what_is_no_address(client: MessagingClient, queue: str) -> None:
 def test_in_order_and_none_twice(client: MessagingClient, queue: str) -> None:
     client.put(queue, [f"{number}" for number in range(30)])
     with client.work(two_phase=True) as session:
-        assert [message.body for message in session.receive_batch(queue, 10)] == [f"{n}" for n in range(10)]
+        assert [message.body for message in batches(session, queue, 10)] == [f"{n}" for n in range(10)]
         assert session.receive(queue, 5).body == "10"
     with client.work() as session:
-        assert [message.body for message in session.receive_batch(queue, 100)] == [f"{n}" for n in range(11, 30)]
+        assert [message.body for message in batches(session, queue, 19)] == [f"{n}" for n in range(11, 30)]
         assert session.receive_batch(queue, 5, 0) == []
         for timeout_s in (0, 0.05):
             with pytest.raises(NoMessage):

@@ -21,6 +21,7 @@ from rm_openwire.wire import (
     TextMessage,
     Topic,
 )
+from tests.rm_amqp.client import batches
 from tests.rm_amqp.messaging_suite import *  # noqa: F403 — the suite
 from tests.rm_openwire.client import RMID, Client, new_name
 from tests.rm_openwire.java_brokers import JavaBroker
@@ -87,10 +88,7 @@ def test_what_is_put_away(client: Client, queue: str) -> None:
     other = Client(client.url.partition("?")[0], f"dead_letter_queue={dead}")
     other.put(queue, ["rejected", "taken", "letter", "undeliverable"])
     with other.work() as session:
-        taken: list[Message] = []
-        while len(taken) < 4:  # a batch is what has come by then
-            taken += session.receive_batch(queue, 4 - len(taken), 5)
-        rejected, _, letter, undeliverable = taken
+        rejected, _, letter, undeliverable = batches(session, queue, 4)
         session.reject(rejected)
         session.dead_letter(letter, f"{dead}-letters", {"reason": "bad", "last-ms": 5})
         session.modify(undeliverable, undeliverable=True)

@@ -158,7 +158,7 @@ def forked(folder: Path, log: str | None, shop: str, mode: str) -> None:
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE orders (number integer PRIMARY KEY)"))
     with TestBroker() as broker:
-        output_of(PROGRAM, json.dumps([log, broker.url, shop, mode]), str(folder), timeout=20)
+        output_of(PROGRAM, json.dumps([log, broker.url, shop, mode]), str(folder), timeout=100)
         for number in (10, 20):
             *refusals, statement, across, consumer = json.loads((folder / str(number)).read_text(encoding="utf-8"))
             assert all(told.startswith("this process is a fork of the one that opened") for told in refusals), refusals

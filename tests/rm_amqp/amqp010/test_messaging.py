@@ -17,7 +17,7 @@ from rm_amqp.amqp010.session import Content
 from rm_amqp.amqp010.structs import DeliveryProperties, MessageProperties, MessageTransfer, QueueDelete
 from tests.broker_j import BrokerJ
 from tests.rm_amqp.amqp010.client import QpidClient
-from tests.rm_amqp.client import RMID
+from tests.rm_amqp.client import RMID, batches
 from tests.rm_amqp.messaging_suite import *  # noqa: F403 — the suite
 from tests.tm.telemetry.test_telemetry import Exported
 from tests.tm.telemetry.traced import check_messages_are_traced
@@ -29,7 +29,7 @@ def test_a_long_message_and_thousands_of_them_in_a_branch(client: QpidClient, qu
     bodies = ["x" * 1_000_000, *(f"m-{number}" for number in range(1999))]
     client.put(queue, bodies)
     with client.work(two_phase=True) as session:
-        messages = session.receive_batch(queue, 2000, 5)
+        messages = batches(session, queue, 2000)
         assert [message.body for message in messages] == bodies
         for message in messages[::2]:
             session.release(message)
@@ -99,7 +99,7 @@ def test_the_broker_inflates_what_is_compressed(client: QpidClient, queue: str) 
         session.send(queue, Message(gzip.compress(b"octets"), content_encoding="gzip"))
         session.send(queue, Message(b"own", content_encoding="x-own"))
     with client.work() as session:
-        inflated, own = session.receive_batch(queue, 2, 5)
+        inflated, own = batches(session, queue, 2)
         assert (inflated.body, inflated.content_encoding) == (b"octets", None)
         assert (own.body, own.content_encoding) == (b"own", "x-own")
 
