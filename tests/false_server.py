@@ -1,4 +1,5 @@
-"""This module is a server that a test makes up: it listens, and does to each connection what the test says."""
+"""This module is a server that a test makes up: it listens, and does to each connection what the test says. A
+`ForwardingServer` stands before a true one."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 PATIENCE_S: Final = 30
@@ -16,9 +18,9 @@ class FalseServer:
     """Listens at `port`, and gives each connection to `talk` with itself, in a thread of its own. The connection ends
     with that. `heard` is all that its clients have said to `hear`; `closed` is set when the server is closed."""
 
-    def __init__(self, talk: Callable[[Any, socket.socket], None]) -> None:
+    def __init__(self, talk: Callable[[Any, socket.socket], None], port: int = 0) -> None:
         self._talk = talk
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         self.heard = b""
         self.closed = threading.Event()
@@ -58,6 +60,11 @@ class FalseServer:
         if self.closed.is_set():
             self.break_all()
 
+    def is_kept(self, one: socket.socket) -> bool:
+        """Whether it was not broken."""
+        with self._lock:
+            return one in self._sockets
+
     def hear(self, client: socket.socket, count: int) -> bytes:
         """So many octets."""
         octets = b""
@@ -89,6 +96,53 @@ class FalseServer:
     def _serve(self, client: socket.socket) -> None:
         with client, suppress(OSError, struct.error):
             self._talk(self, client)
+
+
+@dataclass(eq=False)
+class Line:
+    """A client's connection and the one to the true server."""
+
+    client: socket.socket
+    server: socket.socket
+    asked: bytes = b""
+    """What the client said last."""
+    is_lost: bool = False
+
+
+class ForwardingServer(FalseServer):
+    """Passes on, at the port that was free or at this one, what is said between its clients and the server at `target`:
+    `ask` what clients say, in the thread of the connection, `answer` what the server says, in a thread of its own."""
+
+    def __init__(self, target: tuple[str, int], port: int = 0) -> None:
+        self._target = target
+        super().__init__(type(self)._pass_on, port)
+
+    def ask(self, line: Line) -> None:
+        """Until the client says nothing more."""
+        raise NotImplementedError
+
+    def answer(self, line: Line) -> None:
+        """Until the server says nothing more."""
+        raise NotImplementedError
+
+    def _pass_on(self, client: socket.socket) -> None:
+        with socket.create_connection(self._target) as server:
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.keep(server)
+            line = Line(client, server)
+            answers = threading.Thread(target=self._answer, args=(line,), daemon=True)
+            answers.start()
+            with suppress(OSError):
+                self.ask(line)
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            answers.join(PATIENCE_S)
+
+    def _answer(self, line: Line) -> None:
+        with suppress(OSError):
+            self.answer(line)
+        with suppress(OSError):
+            line.client.shutdown(socket.SHUT_RDWR)
 
 
 def mysql_packet(number: int, content: bytes) -> bytes:

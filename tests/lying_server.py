@@ -21,7 +21,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import BinaryIO, Final
 
-from tests.false_server import PATIENCE_S, FalseServer
+from tests.false_server import PATIENCE_S, FalseServer, ForwardingServer, Line
 
 DRIP_S: Final = 0.1
 MOST: Final = 1 << 30
@@ -192,7 +192,7 @@ _BEGINNINGS: Final[dict[Protocol, Callable[[], Iterator[bytes]]]] = {
 }
 
 
-class RewritingServer(FalseServer):
+class RewritingServer(ForwardingServer):
     """A proxy before a true server, which gives `rewrite` each of the server's messages with the octets of the client's
     last request: it passes on what that makes of them. Requests that have `withheld` in them do not reach the server,
     from `armed` on, and nothing is rewritten before."""
@@ -200,42 +200,28 @@ class RewritingServer(FalseServer):
     def __init__(
         self, protocol: Protocol, target: tuple[str, int], rewrite: Callable[[bytes, bytes], list[bytes]]
     ) -> None:
-        super().__init__(RewritingServer._pass_on)
         self._protocol = protocol
-        self._target = target
         self._rewrite = rewrite
         self.armed = False
         self.withheld: bytes | None = None
+        super().__init__(target)
 
     def be_honest(self) -> None:
         """From now on, to new connections; those that there are break."""
         self.armed = False
         self.break_all()
 
-    def _pass_on(self, client: socket.socket) -> None:
-        with socket.create_connection(self._target) as server:
-            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.keep(server)
-            asked = bytearray()
-            answers = threading.Thread(target=self._answer, args=(server, client, asked), daemon=True)
-            answers.start()
-            self._ask(client, server, asked)
-            answers.join(PATIENCE_S)
+    def ask(self, line: Line) -> None:
+        while octets := line.client.recv(_CHUNK):
+            line.asked = octets
+            if not (self.armed and self.withheld is not None and self.withheld in octets):
+                line.server.sendall(octets)
 
-    def _ask(self, client: socket.socket, server: socket.socket, asked: bytearray) -> None:
-        with suppress(OSError):
-            while octets := client.recv(_CHUNK):
-                asked[:] = octets
-                if not (self.armed and self.withheld is not None and self.withheld in octets):
-                    server.sendall(octets)
-            server.shutdown(socket.SHUT_RDWR)
-
-    def _answer(self, server: socket.socket, client: socket.socket, asked: bytearray) -> None:
-        with suppress(OSError), server.makefile("rb") as octets:
+    def answer(self, line: Line) -> None:
+        with line.server.makefile("rb") as octets:
             while message := self._message(octets):
-                for one in self._rewrite(bytes(asked), message) if self.armed else [message]:
-                    client.sendall(one)
-            client.shutdown(socket.SHUT_RDWR)
+                for one in self._rewrite(line.asked, message) if self.armed else [message]:
+                    line.client.sendall(one)
 
     def _message(self, octets: BinaryIO) -> bytes:
         if self._protocol is Protocol.MARIADB:

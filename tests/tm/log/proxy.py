@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from contextlib import suppress
 from enum import Enum
 
-from tests.false_server import PATIENCE_S, FalseServer
+from tests.false_server import ForwardingServer, Line
 
 
 class Loss(Enum):
@@ -18,42 +16,29 @@ class Loss(Enum):
     REPLY = "the reply, after the server did what was asked"
 
 
-class Proxy(FalseServer):
+class Proxy(ForwardingServer):
     """Passes on to the server at the port `target`. Messages that contain a word are the ones that get lost."""
 
     def __init__(self, target: int) -> None:
-        super().__init__(Proxy._pass_on)
-        self._target = target
         self._mutex = threading.Lock()
         self.lose(Loss.NONE, b"")
+        super().__init__(("127.0.0.1", target))
 
     def lose(self, loss: Loss, word: bytes, times: int = 1) -> None:
         """From now on, so many times."""
         self._loss, self._word, self._times = loss, word, times
 
-    def _pass_on(self, client: socket.socket) -> None:
-        with socket.create_connection(("127.0.0.1", self._target)) as server:
-            self.keep(server)
-            lost = threading.Event()
-            answers = threading.Thread(target=self._answer, args=(server, client, lost), daemon=True)
-            answers.start()
-            with suppress(OSError):
-                while octets := client.recv(65536):
-                    if self._is_lost(octets):
-                        if self._loss is Loss.REQUEST:
-                            break
-                        lost.set()
-                    server.sendall(octets)
-            with suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)
-            answers.join(PATIENCE_S)
+    def ask(self, line: Line) -> None:
+        while octets := line.client.recv(65536):
+            if self._is_lost(octets):
+                if self._loss is Loss.REQUEST:
+                    return
+                line.is_lost = True
+            line.server.sendall(octets)
 
-    def _answer(self, server: socket.socket, client: socket.socket, lost: threading.Event) -> None:
-        with suppress(OSError):
-            while (octets := server.recv(65536)) and not lost.is_set():
-                client.sendall(octets)
-        with suppress(OSError):
-            client.shutdown(socket.SHUT_RDWR)
+    def answer(self, line: Line) -> None:
+        while (octets := line.server.recv(65536)) and not line.is_lost:
+            line.client.sendall(octets)
 
     def _is_lost(self, octets: bytes) -> bool:
         with self._mutex:
