@@ -488,7 +488,7 @@ SHOWN: Final = {
     ("BrokerInfo", "url"),  # a broker's own, as it says it
     ("WatchedNode", "url"),  # which is refused with a user in it
     ("WatchedBroker", "url"),  # from which the user was taken
-    ("Seen", "log"),  # the content of one
+    ("ScannedSite", "log"),  # the content of one
     ("Ports", "log"),
     ("ReferenceDeciderFactory", "store"),
     ("ReferenceFactory", "store"),
