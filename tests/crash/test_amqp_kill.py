@@ -20,6 +20,7 @@ from rm_amqp.decider.tokens import Token
 from tests.crash.forked import ForkedProcess
 from tests.rm_amqp.client import RMID, Client
 from tests.simulation.seeds import EVERY_POINT
+from tests.waiting import until
 from xa import TMENDRSCAN, TMSTARTRSCAN
 from xabridge.testing.ports import free_port
 
@@ -167,11 +168,9 @@ class Field:
 
     def check(self) -> None:
         with self.source.client() as source, self.target.client() as target:
-            for _ in range(PATIENCE_S * 10):
-                left, moved = source.look("x"), target.look("y")
-                if len(left + moved) >= len(self.messages):
-                    break
-                threading.Event().wait(0.1)  # until the branches' time has passed
+            # What was never prepared is there again when the time of its branch has passed.
+            until(lambda: len(source.look("x") + target.look("y")) >= len(self.messages), "some messages are nowhere")
+            left, moved = source.look("x"), target.look("y")
             for client in (source, target):
                 assert not client.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)
         assert left == [body for body in self.messages if body in left], "in their order"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from random import Random
 import pytest
 
 from tests.crash.forked import ForkedProcess
+from tests.waiting import until
 from xabridge.testing.reference import ReferenceStore
 from xabridge.testing.reference.remote import ReferenceServer
 
@@ -56,19 +56,12 @@ class Field:
             for line in process.lines():
                 self.hear(line)
             process.close()
-        self._wait_until_nobody_is_connected()
+        # What a killed process had sent has its effect before the next one starts.
+        until(lambda: not self.server.connected, "the server still has connections of a dead process")
 
     def hear(self, line: str) -> None:
         key, _, told = line.rstrip("\n").partition(" ")
         self.told[key] = told
-
-    def _wait_until_nobody_is_connected(self) -> None:
-        """What a killed process had sent has its effect before the next one starts."""
-        for _ in range(PATIENCE_S * 200):
-            if not self.server.connected:
-                return
-            threading.Event().wait(0.005)
-        pytest.fail("the server still has connections of a dead process")
 
     def recover(self) -> None:
         with self.child("recovery", 0) as process:

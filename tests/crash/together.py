@@ -18,6 +18,7 @@ from rm_amqp.decider.tokens import Token
 from tests.crash.forked import ForkedProcess
 from tests.crash.test_amqp_kill import PATIENCE_S, Site, check_moved, hear
 from tests.rm_amqp.client import RMID, new_xid
+from tests.waiting import until
 from xa import TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS
 
 NODES = ("orders-1", "orders-2", "orders-2")
@@ -109,11 +110,9 @@ class Together:
 
     def check(self) -> None:
         with self._target.client() as target:
-            for _ in range(PATIENCE_S * 10):
-                left, moved = self.look("x"), [str(body) for body in target.look("y")]
-                if len(left + moved) >= len(self.messages):
-                    break
-                threading.Event().wait(0.1)  # until the unprepared branches' time has passed
+            # What was never prepared is there again when the time of its branch has passed.
+            until(lambda: len(self.look("x") + target.look("y")) >= len(self.messages), "some messages are nowhere")
+            left, moved = self.look("x"), [str(body) for body in target.look("y")]
             assert not target.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)
         check_moved(self.messages, left, moved, self.told)
         assert sum(told == "committed" for told in self.told.values()) > len(self.messages) // 4

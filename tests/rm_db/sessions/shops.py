@@ -27,6 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
+from tests import waiting
 from tests.memory_disk import new_folder
 from tests.postgres import Postgres
 from tm import ResourceConfig, RolledBack, Transaction, TransactionManager
@@ -353,10 +354,4 @@ async def insert_other(tx: Transaction, number: int = 1) -> None:
 
 async def until(happens: Callable[[], bool]) -> None:
     """Waits for it in a thread."""
-
-    def wait() -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not happens():
-            assert time.monotonic() < deadline
-
-    await asyncio.to_thread(wait)
+    await asyncio.to_thread(waiting.until, happens)
