@@ -27,7 +27,7 @@ WORDS: Final = {
     "rm_db": 73,
     "rm_delta": 18,
     "rm_openwire": 46,
-    "tests": 2191,
+    "tests": 2189,
     "tm": 236,
     "tools": 7,
     "xa": 88,
