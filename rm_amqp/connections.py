@@ -133,16 +133,6 @@ class Connections(Generic[C]):
         self._pool = self.new_pool(settings)
         self._commands = Commands(self._connector)
 
-    def take_for(self, xid: Xid, deadline: float, *, wait: bool) -> PooledChannel[C]:
-        """A channel for work that begins for this branch. XA_RETRY: none is free, at once or until `deadline`.
-        XAER_RMERR, XAER_RMFAIL: none can be made."""
-        try:
-            return self.pool.acquire(work=True, wait=wait, deadline=deadline)
-        except AllInUse as why:
-            raise xa_error(Code.XA_RETRY, f"start: {why}", xid) from None
-        except (ConnectionLost, TimedOut) as why:
-            raise lost_error("start", why, xid) from None
-
     @contextmanager
     def borrowed(self) -> Iterator[PooledChannel[C]]:
         """A channel, for the length of a block. It is given up where the block loses it."""
@@ -202,3 +192,10 @@ class Connections(Generic[C]):
 
 def _not_open() -> XaError:
     return xa_error(Code.XAER_PROTO, "the resource manager is not open")
+
+
+def not_begun(why: ConnectionLost | TimedOut, xid: Xid) -> XaError:
+    """The error for work that got no channel. XA_RETRY: none was free. XAER_RMERR, XAER_RMFAIL: none can be made."""
+    if isinstance(why, AllInUse):
+        return xa_error(Code.XA_RETRY, f"start: {why}", xid)
+    return lost_error("start", why, xid)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from dtx.protocol.commands import MAX_PAGE, Commit, Forget, GetTimeout, Prepare, Recover, Rollback
@@ -20,8 +21,10 @@ from dtx.protocol.conditions import RefusedError
 from dtx.protocol.replies import Recovered
 from dtx.protocol.replies import Result as Told
 from rm_amqp.channel.channel import DistributedChannel, open_distributed
+from rm_amqp.channel.encoded_commands import coordination
 from rm_amqp.channel.work import ENDED, Work, WorkEvent
-from rm_amqp.connections import Connections
+from rm_amqp.connection.links import ATTACHED
+from rm_amqp.connections import Connections, not_begun
 from rm_amqp.errors import LEFT_BEHIND, AllInUse, ConnectionLost, TimedOut, lost_error, refusal_error
 from rm_amqp.session import Session
 from rm_amqp.settings import parse
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from dtx.protocol.commands import Coordination
     from dtx.protocol.conditions import Refusal
     from dtx.protocol.replies import Details, Reply
-    from rm_amqp.channel.command_channel import PendingCommand
+    from rm_amqp.channel.command_channel import Request
     from rm_amqp.channel.message_links import MessageLinks
     from rm_amqp.channel.pool import PooledChannel
     from rm_amqp.connection.endpoint import Steps
@@ -59,10 +62,6 @@ class BranchWork(Work):
     __slots__ = ()
 
     pooled: PooledChannel[DistributedChannel]
-
-    def __init__(self, xid: Xid, pooled: PooledChannel[DistributedChannel]) -> None:
-        super().__init__(xid)
-        self.pooled = pooled
 
 
 class ReceivingBranches:
@@ -150,9 +149,14 @@ class AmqpDriver(Driver[BranchWork]):
         return self.connections.is_open and self.connections.settings.ahead and self.connections.pool.is_idle
 
     def begin(self, xid: Xid, beside: Sequence[BranchWork], *, wait: bool, join: bool = False) -> BranchWork:
-        deadline = self.connections.deadline()
-        pooled = beside[0].pooled if beside else self.connections.take_for(xid, deadline, wait=wait)
-        work = BranchWork(xid, pooled)
+        connections = self.connections
+        deadline = connections.deadline()
+        try:
+            pooled = beside[0].pooled if beside else connections.pool.acquire(work=True, wait=wait, deadline=deadline)
+        except (ConnectionLost, TimedOut) as why:
+            raise not_begun(why, xid) from None
+        work = BranchWork(xid)
+        work.pooled = pooled
         pooled.works += 1
 
         try:
@@ -211,7 +215,7 @@ class AmqpDriver(Driver[BranchWork]):
             self.note_received(work)
 
     def is_lost(self, work: BranchWork) -> bool:
-        return work.pooled.channel.broken
+        return work.pooled.channel.control.state is not ATTACHED
 
     def lose(self, works: Sequence[BranchWork], why: XaError) -> None:
         del why
@@ -232,7 +236,7 @@ class AmqpDriver(Driver[BranchWork]):
         pooled = work.pooled
         pooled.works -= 1
         if not pooled.works:
-            self.connections.pool.release(pooled)
+            pooled.pool.release(pooled)
 
     def _discard(self, work: BranchWork) -> None:
         """The work is given up, and its channel with it, so that the broker notices."""
@@ -258,40 +262,39 @@ class AmqpDriver(Driver[BranchWork]):
         return Session(self.connections, context)
 
     # --- completion -------------------------------------------------------------------------------------------
-    def prepare(self, xid: Xid, *, later: bool) -> Code | Pending:
+    def prepare(self, xid: Xid, *, later: bool) -> Pending:
         return self.complete("prepare", Prepare(xid), xid, later=later)
 
-    def commit(self, xid: Xid, *, one_phase: bool, later: bool) -> Code | Pending:
+    def commit(self, xid: Xid, *, one_phase: bool, later: bool) -> Pending:
         return self.complete("commit", Commit(xid, one_phase), xid, later=later)
 
-    def rollback(self, xid: Xid, *, later: bool) -> Code | Pending:
+    def rollback(self, xid: Xid, *, later: bool) -> Pending:
         return self.complete("rollback", Rollback(xid), xid, later=later)
 
-    def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
+    def forget(self, xid: Xid, *, later: bool) -> Pending:
         return self.complete("forget", Forget(xid), xid, later=later)
 
-    def complete(self, verb: str, command: Coordination, xid: Xid, *, later: bool) -> Code | Pending:
-        """Carries out a verb that completes a branch; with `later` it is only sent."""
-        deadline = self.connections.deadline()
+    def complete(self, verb: str, command: Coordination, xid: Xid, *, later: bool) -> Pending:
+        """Sends a verb that completes a branch; without `later`, its result is waited for at once."""
+        body, deadline = coordination(command), self.connections.deadline()
         try:
-            sent = self.connections.commands.send(command, deadline, later=not later)
+            channel = self.connections.commands.channel(deadline)
+            request = channel.connection.step(partial(channel.send, body), later=not later)
         except (ConnectionLost, TimedOut) as why:
             raised = lost_error(verb, why, xid)
             self.receiving.decided(verb, xid, raised.code)
             raise raised from None
-        pending = PendingOutcome(self, verb, xid, sent, deadline)
-        return pending if later else pending.result()
+        return PendingOutcome(self, verb, xid, request, deadline)
 
-    def end_and_prepare(self, work: BranchWork, *, later: bool) -> Code | Pending:
-        deadline = self.connections.deadline()
+    def end_and_prepare(self, work: BranchWork, *, later: bool) -> Pending:
+        pooled, deadline = work.pooled, self.connections.deadline()
         try:
-            answer = work.pooled.connection.run(work.pooled.channel.end_and_prepare(work, deadline))
+            answer = pooled.connection.run(pooled.channel.end_and_prepare(work, deadline), later=not later)
         except RefusedError as error:
             raise self.not_prepared(work, error.refusal) from None
         except (ConnectionLost, TimedOut) as why:
             raise lost_error("prepare", why, work.xid) from None
-        pending = PendingVote(self, work, answer, deadline)
-        return pending if later else pending.result()
+        return PendingVote(self, work, answer, deadline)
 
     def not_prepared(self, work: BranchWork, refusal: Refusal) -> XaError:
         """The result of a prepare where the end or the prepare was refused.
@@ -305,7 +308,7 @@ class AmqpDriver(Driver[BranchWork]):
             work.move(WorkEvent.END)
             self.leave(work)
             with contextlib.suppress(XaError):
-                self.complete("rollback", Rollback(xid), xid, later=False)
+                self.complete("rollback", Rollback(xid), xid, later=False).result()
                 return refusal_error("prepare", refusal, xid)
         else:
             self._discard(work)
@@ -336,8 +339,11 @@ class AmqpDriver(Driver[BranchWork]):
     # --- asking -----------------------------------------------------------------------------------------------
     def exchange(self, verb: str, command: Coordination, xid: Xid | None) -> Reply:
         """Sends a command, and waits for its answer; what is refused is raised."""
+        body, deadline = coordination(command), self.connections.deadline()
         try:
-            return self.connections.commands.exchange(command, self.connections.deadline())
+            channel = self.connections.commands.channel(deadline)
+            request = channel.connection.step(partial(channel.send, body), later=True)
+            return channel.connection.run(channel.answer(request, deadline), later=True)
         except (RefusedError, ConnectionLost, TimedOut) as error:
             raise _error(verb, error, xid) from None
 
@@ -348,66 +354,65 @@ def _error(verb: str, error: RefusedError | ConnectionLost | TimedOut, xid: Xid 
     return lost_error(verb, error, xid)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PendingOutcome:
     """A command that was sent, and whose answer nobody has waited for: a `Pending` of the switch."""
 
-    __slots__ = ("_deadline", "_driver", "_sent", "_verb", "_xid")
-
-    def __init__(self, driver: AmqpDriver, verb: str, xid: Xid, sent: PendingCommand, deadline: float) -> None:
-        self._driver = driver
-        self._verb = verb
-        self._xid = xid
-        self._sent = sent
-        self._deadline = deadline
+    driver: AmqpDriver
+    verb: str
+    xid: Xid
+    request: Request
+    deadline: float
 
     def ready(self) -> bool:
-        return self._sent.answered()
+        channel = self.request.channel
+        channel.connection.refresh()
+        answered = partial(channel.answered, self.request)
+        return channel.endpoint.lost is not None or channel.connection.step(answered, later=True)
 
     def result(self) -> Code:
-        verb, xid, receiving = self._verb, self._xid, self._driver.receiving
-        try:
-            code = self._outcome(verb, xid)
-        except XaError as error:
-            if receiving.links:
-                receiving.decided(verb, xid, error.code)
-            raise
-        if receiving.links:
-            receiving.decided(verb, xid, code)
-        return code
-
-    def _outcome(self, verb: str, xid: Xid) -> Code:
         """The code in the answer; what is no answer of XA's is raised."""
+        verb, xid, request = self.verb, self.xid, self.request
+        channel, receiving = request.channel, self.driver.receiving
+        result: Code | XaError
         try:
-            reply = self._sent.answer(self._deadline)
+            steps = channel.answer(request, self.deadline)
+            reply = channel.connection.run(steps, later=True, ready=partial(channel.answered, request))
         except (RefusedError, ConnectionLost, TimedOut) as error:
-            raise _error(verb, error, xid) from None
-        if not isinstance(reply, Told):  # the answer to another question: nobody knows what was done
-            told = f"{verb}: the broker answered something else{LEFT_BEHIND.get(verb, '')}"
-            raise xa_error(Code.XAER_RMFAIL, told, xid)
-        if reply.code in EXCEPTIONS:
-            raise xa_error(reply.code, f"{verb}: {_MEANT.get(verb, 'the broker says so')}", xid)
-        return reply.code
+            result = _error(verb, error, xid)
+        else:
+            if not isinstance(reply, Told):  # the answer to another question: nobody knows what was done
+                told = f"{verb}: the broker answered something else{LEFT_BEHIND.get(verb, '')}"
+                result = xa_error(Code.XAER_RMFAIL, told, xid)
+            elif reply.code in EXCEPTIONS:
+                result = xa_error(reply.code, f"{verb}: {_MEANT.get(verb, 'the broker says so')}", xid)
+            else:
+                result = reply.code
+
+        if receiving.links:
+            receiving.decided(verb, xid, result.code if isinstance(result, XaError) else result)
+        if isinstance(result, XaError):
+            raise result
+        return result
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PendingVote:
     """An end with prepare that was sent, and whose vote nobody has waited for: a `Pending` of the switch."""
 
-    __slots__ = ("_answer", "_deadline", "_driver", "_work")
-
-    def __init__(self, driver: AmqpDriver, work: BranchWork, answer: Answer, deadline: float) -> None:
-        self._driver = driver
-        self._work = work
-        self._answer = answer
-        self._deadline = deadline
+    driver: AmqpDriver
+    work: BranchWork
+    answer: Answer
+    deadline: float
 
     def ready(self) -> bool:
-        self._work.pooled.connection.refresh()
-        return self._answer.there
+        self.work.pooled.connection.refresh()
+        return self.answer.there
 
     def result(self) -> Code:
-        driver, work, xid = self._driver, self._work, self._work.xid
+        driver, work, xid = self.driver, self.work, self.work.xid
         try:
-            steps = work.pooled.channel.vote(work, self._answer, self._deadline)
+            steps = work.pooled.channel.vote(work, self.answer, self.deadline)
             code = work.pooled.connection.run(steps, later=True)
         except RefusedError as error:
             driver.must_recall(work)

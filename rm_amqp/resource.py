@@ -79,9 +79,9 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
         """How often, in all, a caller has waited for the broker after something was sent."""
         return self.driver.connections.round_trips
 
-    def session(self, rmid: int) -> Session:
-        session: Session = super().session(rmid)
-        return session
+    if TYPE_CHECKING:
+
+        def session(self, rmid: int) -> Session: ...
 
     # --- for operators ----------------------------------------------------------------------------------------
     def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
@@ -109,13 +109,7 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
         is committed or rolled back. Of what it gathered, by the places from 0, `failed` messages are available again
         when it commits, with their delivery-count raised, and `released` ones without."""
         prepare = Prepare(xid, keep=True, failed=tuple(sorted(failed)), released=tuple(sorted(released)))
-
-        def prepared() -> Code:
-            code = self.driver.complete("prepare", prepare, xid, later=False)
-            assert isinstance(code, Code)  # noqa: S101 — not left for later
-            return code
-
-        return self.call("prepare", rmid, prepared)
+        return self.call("prepare", rmid, lambda: self.driver.complete("prepare", prepare, xid, later=False).result())
 
     def fence(self, gtrid: bytes, rmid: int, format_id: int = FORMAT_ID) -> None:
         """From now on no branch of the global transaction can be started or prepared; those that are not prepared
@@ -198,8 +192,8 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
                 if len(octets) < page:
                     break
         finally:
-            if receiver is not None and receiver.alive and not pooled.channel.broken:
-                pooled.connection.run(messages.closed(receiver), later=True)
+            if receiver is not None and receiver.alive and pooled.is_reusable:
+                pooled.connection.step(receiver.close, later=True)
             connections.pool.release(pooled)
 
     def _run(self, rmid: int, xid: Xid | None, pooled: PooledChannel[DistributedChannel], steps: Steps[T]) -> T:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
@@ -65,17 +66,18 @@ class ChannelSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class Operations:
-    """The operations of sessions, as steps. Each takes the links and the work that it is carried out with."""
+    """The operations of sessions, as steps. Each takes the links and the work that it is carried out with. `deadline`
+    is that of a `ChannelSource`."""
 
-    def __init__(self, channels: ChannelSource) -> None:
-        self.deadline = channels.deadline
+    deadline: Callable[[float | None], float]
 
     def receive(self, address: str, timeout_s: float | None, *, acquire: bool) -> Operation[Message]:
         deadline = self.deadline(timeout_s)
 
         def steps(links: MessageLinks, work: Work | None) -> Steps[Message]:
-            patience = max(deadline, self.deadline())
+            patience = max(deadline, self.deadline(None))
             arrived = yield from links.receive(address, work, deadline, patience, acquire=acquire)
             if arrived is None:
                 raise NoMessage(f"no message from {address} in time")
@@ -89,7 +91,7 @@ class Operations:
         deadline = self.deadline(timeout_s)
 
         def steps(links: MessageLinks, work: Work | None) -> Steps[list[Message]]:
-            patience = max(deadline, self.deadline())
+            patience = max(deadline, self.deadline(None))
             batch = yield from links.receive_batch(address, count, work, deadline, patience)
             taken: list[Message] = []
             for number, arrived in enumerate(batch):
@@ -105,7 +107,7 @@ class Operations:
         return steps
 
     def send(self, address: str, octets: bytes) -> Operation[None]:
-        return lambda links, work: links.send(address, octets, work, self.deadline())
+        return lambda links, work: links.send(address, octets, work, self.deadline(None))
 
     @staticmethod
     def delayed(operation: Operation[None]) -> Operation[None]:
@@ -120,33 +122,38 @@ class Operations:
     def send_batch(self, address: str, messages: Sequence[bytes]) -> Operation[None]:
         def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
             if work is not None:
-                yield from links.post(address, messages, work, self.deadline())
+                yield from links.post(address, messages, work, self.deadline(None))
                 return
             for octets in messages:
-                yield from links.send(address, octets, None, self.deadline())
+                yield from links.send(address, octets, None, self.deadline(None))
 
         return steps
 
     def gather(self, address: str, count: int) -> Operation[list[bytes]]:
         if count < 1:
             raise xa_error(Code.XAER_INVAL, f"gather: count {count} is below 1")
-        return lambda links, work: links.gather(address, count, _branch_of(work), self.deadline())
+        return lambda links, work: links.gather(address, count, _branch_of(work), self.deadline(None))
 
     def post(self, address: str, messages: Sequence[bytes]) -> Operation[None]:
-        return lambda links, work: links.post(address, messages, _branch_of(work), self.deadline())
+        return lambda links, work: links.post(address, messages, _branch_of(work), self.deadline(None))
 
     def browser(self, address: str) -> Operation[Browser]:
         """What `browse` reads."""
-        return lambda links, work: links.browser(address, work, self.deadline())
+        return lambda links, work: links.browser(address, work, self.deadline(None))
 
     def browse(self, receiver: Browser) -> Operation[list[Arrived]]:
         """The next messages; fewer than BROWSED at the end."""
-        return lambda links, work: links.browse(receiver, work, self.deadline())
+        return lambda links, work: links.browse(receiver, work, self.deadline(None))
 
     @staticmethod
     def close(receiver: Browser) -> Operation[None]:
         """It is not needed any more."""
-        return lambda links, _: links.closed(receiver)
+
+        def steps(_links: MessageLinks, _work: Work | None) -> Steps[None]:
+            yield from ()
+            receiver.close()
+
+        return steps
 
     @staticmethod
     def decide(message: Message, outcome: bytes) -> Operation[None]:
@@ -203,7 +210,7 @@ class Operations:
             octets = _held(links, work, message).arrived.octets
             octets = with_header(octets, read_header(octets), delivery_count=0, ttl_ms=None)
             octets = with_message_annotations(octets, told, without=RETRIED)
-            yield from links.send(address, octets, work, self.deadline())
+            yield from links.send(address, octets, work, self.deadline(None))
 
         return steps
 
@@ -218,7 +225,7 @@ class Operations:
             header = read_header(octets)
             octets = with_header(octets, header, delivery_count=0, ttl_ms=header.ttl_ms)
             octets = with_message_annotations(octets, told)
-            yield from links.send(address, octets, work, self.deadline())
+            yield from links.send(address, octets, work, self.deadline(None))
 
         return self.delayed(steps)
 
@@ -234,7 +241,7 @@ class Session:
     """
 
     def __init__(self, channels: ChannelSource, context: SessionContext[Work]) -> None:
-        self.operations = Operations(channels)
+        self.operations = Operations(channels.deadline)
         self._channels = channels
         self._context = context
         self._later = 0

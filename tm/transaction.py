@@ -13,7 +13,7 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
 
-from tm.concurrency.deferred_signals import interruptible
+from tm.concurrency.deferred_signals import DeferredSignals, interruptible
 from tm.concurrency.uninterrupted import StillGoingOn, finish_in_thread
 from tm.concurrency.with_block import WithBlock
 from tm.errors import ManagerUnusable, ProtocolMisuse
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tm.concurrency.deferred_signals import DeferredSignals
     from tm.global_transaction import GlobalTransaction
     from tm.outcome import Outcome
     from tm.resources.enlistment import DelistHow
@@ -156,7 +155,7 @@ class Transaction:
         """
         live = self._live
         if interruptible():
-            signals = live.manager.uninterrupted.signals(live)
+            signals = DeferredSignals(live, live.manager.uninterrupted.break_off)
             try:
                 signals.begin()
                 return live.enlist(name)
@@ -295,7 +294,8 @@ class Transaction:
             signals.end()
         finally:
             if live.state in OVER:
-                live.call_after()
+                if live.after:
+                    live.call_after()
                 live.manager.detach(live)
 
     # --- blocks -----------------------------------------------------------------------------------------------

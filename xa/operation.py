@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from xa.errors import XaError
 
 if TYPE_CHECKING:
-    from xa.association import Thread
+    from xa.association import Association, Thread
     from xa.codes import Code
     from xa.driver import Pending
     from xa.xid import Xid
@@ -20,13 +20,15 @@ class Operation(Generic[W]):
     """An asynchronous operation whose result `complete` has not returned: state A1 of table 6-5. Its answer is
     `pending`, or is here already as `code` and `error`."""
 
-    __slots__ = ("code", "error", "lock", "pending", "thread", "verb", "xid")
+    __slots__ = ("code", "error", "late", "lock", "pending", "thread", "verb", "xid")
 
     def __init__(self, thread: Thread[W], verb: str, xid: Xid | None) -> None:
         self.thread = thread
         self.verb = verb
         self.xid = xid
         self.pending: Pending | None = None
+        self.late: Association[W] | None = None
+        """The association that ends with it, where its answer is `pending`."""
         self.code: Code | None = None
         self.error: XaError | None = None
         self.lock = threading.Lock()

@@ -212,7 +212,8 @@ class ConnectionPool(Generic[C]):
                 self._by_thread[thread] = connection
             else:
                 self._open -= 1
-            self._event()
+            if self._queue:
+                self._event()
         if keep and not kept:
             connection.discard()
 
@@ -335,10 +336,18 @@ class ConnectionPool(Generic[C]):
     def _taken(self, *, work: bool) -> tuple[C, float] | None:
         if self._closed:
             self._check_open()
-        connection = self._take_idle()
-        self._open += connection is None
         self._working += work
-        return connection
+        if not self._idle:
+            self._open += 1
+            return None
+        mine = self._by_thread.get(threading.get_ident())
+        if mine is not None and mine in self._idle:
+            since, _ = self._idle.pop(mine)
+            return mine, since
+        connection, (since, thread) = self._idle.popitem()
+        if self._by_thread.get(thread) is connection:
+            del self._by_thread[thread]
+        return connection, since
 
     def _check_open(self) -> None:
         if self._closed:
@@ -371,18 +380,6 @@ class ConnectionPool(Generic[C]):
         if self._queue:
             self._events += 1
             self._changed.notify_all()
-
-    def _take_idle(self) -> tuple[C, float] | None:
-        if not self._idle:
-            return None
-        mine = self._by_thread.get(threading.get_ident())
-        if mine is not None and mine in self._idle:
-            since, _ = self._idle.pop(mine)
-            return mine, since
-        connection, (since, thread) = self._idle.popitem()
-        if self._by_thread.get(thread) is connection:
-            del self._by_thread[thread]
-        return connection, since
 
     def _forget(self, *, work: bool) -> None:
         """A connection was not made, or can't be used."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
@@ -86,9 +87,10 @@ _AX_ERRORS: Final = {
 
 
 class _Ask(Protocol):
-    """A verb of a driver's that completes a branch."""
+    """A verb of a driver's that completes a branch: `prepare` and the like with its xid, `end_and_prepare` with the
+    work that ends with it."""
 
-    def __call__(self, xid: Xid, *, later: bool) -> Code | Pending: ...
+    def __call__(self, subject: Any, /, *, later: bool) -> Code | Pending: ...
 
 
 class Switch(Generic[W]):
@@ -222,7 +224,7 @@ class Switch(Generic[W]):
     # --- threads of control -----------------------------------------------------------------------------------
     def _thread(self) -> Thread[W]:
         """The record of the calling thread of control."""
-        control = thread_of_control()
+        control = _CURRENT(None) or thread_of_control()
         thread = self._threads.get(id(control))
         if thread is None:
             thread = self._threads[id(control)] = Thread(control, self._gone)
@@ -280,10 +282,12 @@ class Switch(Generic[W]):
         thread.lost = why.code is Code.XAER_RMFAIL
         self.driver.lose([association.work for association in lost], why)
 
-    def _heard(self, thread: Thread[W], error: XaError) -> None:
-        """Notes that the thread gets this error."""
+    def _heard(self, thread: Thread[W], error: XaError, late: Association[W] | None = None) -> None:
+        """Notes that the thread gets this error; `late` is the association that was to end with the verb."""
         if error.code is Code.XAER_RMFAIL:
             self._lose(thread, error)
+        elif late is not None:
+            self._ended_late(thread, late)
 
     def _stays(self, association: Association[W]) -> None:
         """Other threads may not resume the association any more."""
@@ -338,7 +342,7 @@ class Switch(Generic[W]):
     def _own(self, thread: Thread[W], xid: Xid, flags: int) -> Association[W] | None:
         """What the thread has suspended with the branch, if it may start work for it now."""
         if thread.late is not None:
-            self._end_now(thread)
+            self._end_now(thread, thread.late)
         held = thread.current
         own = self._suspended(thread, xid)
         if held is None and own is not None and not flags & TMRESUME:
@@ -441,14 +445,36 @@ class Switch(Generic[W]):
         elif self._migrating:
             self._stays(association)
 
-    def _end_now(self, thread: Thread[W], *, fail: bool = False) -> None:
+    # --- ends that are sent with prepare ------------------------------------------------------------------------
+    def _ends_with(self, thread: Thread[W], late: Association[W], verb: str, xid: Xid) -> Association[W] | None:
+        """The association that was to end with prepare, if this is the verb. Otherwise it is ended now."""
+        ends = late.xid is xid or late.xid == xid
+        if ends and verb == "prepare":
+            return late
+        self._end_now(thread, late, fail=ends and verb == "rollback")
+        return None
+
+    def _end_now(self, thread: Thread[W], late: Association[W], *, fail: bool = False) -> None:
         """Ends an association now that was to end together with prepare. If that fails, every later verb for the branch
         reports it too."""
+        if late.xid in self._busy:
+            return
+        verb = late.dialect.end_fail if fail else late.dialect.end
+        try:
+            self._moved(thread, late, verb, self.driver.end(late.work, fail=fail))
+        except XaError as error:
+            if error.code is Code.XAER_RMFAIL:
+                self._lose(thread, error)
+                raise
+            self._moved(thread, late, verb, error.code)
+            thread.drop(late)
 
-    def _end_late(self, thread: Thread[W], verb: str, xid: Xid, ask: _Ask) -> _Ask:  # noqa: ARG002 — see LateEndingSwitch
-        """Ends an association that was to end together with prepare: now, or by what it returns, which is to be asked
-        instead of `ask`."""
-        return ask
+    @staticmethod
+    def _ended_late(thread: Thread[W], late: Association[W]) -> None:
+        """The vote that an end was sent with is known. Whatever it is but XAER_RMFAIL, the association has ended."""
+        late.state = late.dialect.none
+        if thread.late is late:
+            thread.late = None
 
     # --- completion -------------------------------------------------------------------------------------------
     def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
@@ -470,38 +496,43 @@ class Switch(Generic[W]):
         thread = self._enter(verb, rmid, flags)
         if self._busy or xid.format_id < 0:
             self._check_branch(verb, xid, flags)
-        if thread.late is not None:
-            ask = self._end_late(thread, verb, xid, ask)
+        late = thread.late and self._ends_with(thread, thread.late, verb, xid)
+        subject: Any = xid
+        if late is not None:
+            subject, ask = late.work, self.driver.end_and_prepare
 
         if not flags & TMASYNC:
             try:
-                answer = ask(xid, later=False)
-                return answer if type(answer) is Code else _result(answer)
+                answer = ask(subject, later=False)
+                code = answer if type(answer) is Code else cast("Pending", answer).result()
             except XaError as error:
-                self._heard(thread, error)
+                self._heard(thread, error, late)
                 raise
+            if late is not None:
+                self._ended_late(thread, late)
+            return code
 
         if len(self._operations) >= self._room:
             self._check_room(verb)
         operation = Operation(thread, verb, xid)
         self._busy.add(xid)
-        begun = False
         try:
-            answer = ask(xid, later=True)
+            answer = ask(subject, later=True)
             if type(answer) is Code:
                 operation.code = answer
             else:
-                operation.pending = cast("Pending", answer)
-            begun = True
-        except XaError as error:
-            if error.code is Code.XAER_ASYNC:
+                operation.pending, operation.late = cast("Pending", answer), late
+        except BaseException as error:
+            if not isinstance(error, XaError) or error.code is Code.XAER_ASYNC:
+                self._busy.discard(xid)
                 raise
             operation.code, operation.error = error.code, error
-            begun = True
-        finally:
-            if not begun:
-                self._busy.discard(xid)
-        return self._outstands(operation)
+
+        if late is not None and operation.late is None and operation.code is not Code.XAER_RMFAIL:
+            self._ended_late(thread, late)
+        handle = Handle(next(self._numbers))
+        self._operations[handle] = operation
+        return handle
 
     def _check_branch(self, verb: str, xid: Xid, flags: int) -> None:
         """Whether a verb for this branch may be issued: no operation of it waits for `complete`."""
@@ -555,7 +586,9 @@ class Switch(Generic[W]):
                 operation.code, operation.error = error.code, error
             if xid is not None:
                 self._busy.add(xid)
-            return self._outstands(operation)
+            handle = Handle(next(self._numbers))
+            self._operations[handle] = operation
+            return handle
         try:
             return carry_out()
         except XaError as error:
@@ -565,11 +598,6 @@ class Switch(Generic[W]):
     def _check_room(self, verb: str) -> None:
         if len(self._operations) >= self._room:
             raise xa_error(Code.XAER_ASYNC, f"{verb}: {self._room} operations are outstanding: collect one first")
-
-    def _outstands(self, operation: Operation[W]) -> Handle:
-        handle = Handle(next(self._numbers))
-        self._operations[handle] = operation
-        return handle
 
     def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
         if flags:
@@ -593,6 +621,8 @@ class Switch(Generic[W]):
             self._busy.discard(operation.xid)
         if code is Code.XAER_RMFAIL and operation.error is not None:
             self._lose(operation.thread, operation.error)
+        elif operation.late is not None:
+            self._ended_late(operation.thread, operation.late)
         return Completion(handle, code, operation.error)
 
     def _any_of(self, thread: Thread[W], handle: Handle | None, flags: int) -> Handle:
@@ -664,14 +694,12 @@ class Switch(Generic[W]):
         return error
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Context(Generic[W]):
     """A `SessionContext`, of one thread of control."""
 
-    __slots__ = ("_switch", "_thread")
-
-    def __init__(self, switch: Switch[W], thread: Thread[W]) -> None:
-        self._switch = switch
-        self._thread = thread
+    _switch: Switch[W]
+    _thread: Thread[W]
 
     def current(self) -> W | None:
         return self._switch._current_work(self._thread)  # noqa: SLF001 — it is the switch's own
@@ -686,10 +714,6 @@ class _Context(Generic[W]):
         return self._switch._failed(self._thread, error)  # noqa: SLF001
 
 
-def _result(answer: Code | Pending) -> Code:
-    return answer if isinstance(answer, Code) else answer.result()
-
-
 def _check_answer(answer: AxCode, call: str) -> None:
     """The transaction manager's refusal is the resource manager's."""
     if answer in _AX_ERRORS:
@@ -701,78 +725,19 @@ class LateEndingSwitch(Switch[W]):
 
     def end_late(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
         thread = self._enter("end", rmid, flags)
-        self._check_branch("end", xid, flags)
+        if self._busy or xid.format_id < 0:
+            self._check_branch("end", xid, flags)
         association = thread.current
         if (
             flags != TMSUCCESS
             or self._dialect is DYNAMIC
             or association is None
-            or association.xid != xid
+            or (association.xid is not xid and association.xid != xid)
             or self.driver.is_lost(association.work)
         ):
             return self.end(xid, rmid, flags)
         thread.current, thread.late = None, association
         return OK
-
-    def _end_late(self, thread: Thread[W], verb: str, xid: Xid, ask: _Ask) -> _Ask:
-        late = thread.late
-        if late is None or late.xid != xid or verb != "prepare":
-            self._end_now(thread, fail=verb == "rollback" and late is not None and late.xid == xid)
-            return ask
-
-        def ended() -> None:
-            late.state = late.dialect.none
-            thread.drop(late)
-
-        def end_and_prepare(xid: Xid, *, later: bool) -> Code | Pending:  # noqa: ARG001 — it is the late end's
-            return _answered(lambda: self.driver.end_and_prepare(late.work, later=later), ended)
-
-        return end_and_prepare
-
-    def _end_now(self, thread: Thread[W], *, fail: bool = False) -> None:
-        association = thread.late
-        if association is None or association.xid in self._busy:
-            return
-        dialect = association.dialect
-        verb = dialect.end_fail if fail else dialect.end
-        try:
-            self._moved(thread, association, verb, self.driver.end(association.work, fail=fail))
-        except XaError as error:
-            if error.code is Code.XAER_RMFAIL:
-                self._lose(thread, error)
-                raise
-            self._moved(thread, association, verb, error.code)
-            thread.drop(association)
-
-
-class _EndedWithVote:
-    """The vote that a late end rides with: whatever it is but XAER_RMFAIL, the association has ended."""
-
-    def __init__(self, pending: Pending, ended: Callable[[], None]) -> None:
-        self._pending = pending
-        self._ended = ended
-
-    def ready(self) -> bool:
-        return self._pending.ready()
-
-    def result(self) -> Code:
-        answer = _answered(self._pending.result, self._ended)
-        assert isinstance(answer, Code)  # noqa: S101 — a result is one
-        return answer
-
-
-def _answered(ask: Callable[[], Code | Pending], ended: Callable[[], None]) -> Code | Pending:
-    """What `ask` comes to; `ended` is called when that is known and not XAER_RMFAIL."""
-    try:
-        answer = ask()
-    except XaError as error:
-        if error.code is not Code.XAER_RMFAIL:
-            ended()
-        raise
-    if not isinstance(answer, Code):
-        return _EndedWithVote(answer, ended)
-    ended()
-    return answer
 
 
 class DecidingSwitch(Switch[W]):

@@ -11,16 +11,17 @@ broker refuses the end, and so the prepare, of a branch in which anything that w
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from dtx.protocol.capabilities import DISTRIBUTED
-from dtx.protocol.commands import Declare, Discharge, End, Start
+from dtx.protocol.commands import Discharge, End, Start
 from dtx.protocol.conditions import RefusedError, refused
-from rm_amqp.channel.encoded_commands import control_message, read_vote
+from rm_amqp.channel.encoded_commands import control_message, read_vote, start_message
 from rm_amqp.channel.message_links import MessageLinks
 from rm_amqp.channel.work import SUSPENDED, WorkEvent
 from rm_amqp.connection.endpoint import until
-from rm_amqp.connection.links import Control
+from rm_amqp.connection.links import ATTACHED, Control
 from rm_amqp.errors import Cause, ConnectionLost, TimedOut
 from xa import ROLLBACK_CODES, Code
 
@@ -47,8 +48,8 @@ class Channel(Protocol):
         ...
 
     @property
-    def broken(self) -> bool:
-        """Whether it can't be used any more."""
+    def control(self) -> Control:
+        """Its control link, without which it can't be used. It is lost with the connection."""
         ...
 
 
@@ -58,17 +59,13 @@ class DistributedChannel:
     def __init__(self, endpoint: Endpoint, settings: Settings) -> None:
         self.endpoint = endpoint
         self._settings = settings
-        self._control = Control(endpoint)
-        self.messages = MessageLinks(endpoint, settings, self._control)
-        self._txn_number = 0
-
-    @property
-    def broken(self) -> bool:
-        return self.endpoint.lost is not None or self._control.refusal is not None
+        self.control = Control(endpoint)
+        self.messages = MessageLinks(endpoint, settings, self.control)
+        self._txn_numbers = count(1)
 
     def verify(self, deadline: float) -> Steps[None]:
         """ConnectionLost where the broker has no distributed transactions."""
-        offered = yield from coordinator_offers(self.endpoint, self._control, deadline)
+        offered = yield from coordinator_offers(self.endpoint, self.control, deadline)
         if DISTRIBUTED not in offered:
             offers = ", ".join(offered) or "nothing that it names"
             raise unusable(
@@ -80,19 +77,27 @@ class DistributedChannel:
     # -- begin and end
     def begin(self, work: Work, deadline: float, *, join: bool) -> Steps[None]:
         """Begins work for a new branch, or with `join` for one that exists. RefusedError: there is no work."""
-        self._check()
-        answer = self._declare(work, join=join)
-        if self._settings.ahead and not join:
+        ahead = self._settings.ahead and not join
+        return self._begun(work, self._start_message(work, join=join), deadline, ahead=ahead)
+
+    def _begun(self, work: Work, message: bytes, deadline: float, *, ahead: bool) -> Steps[None]:
+        if self.control.state is not ATTACHED:
+            self.messages.check()
+        answer = self.control.send(message)
+        if ahead:
             work.opening = answer
         else:
-            yield from self._answered(answer, deadline)
+            while not answer.there:
+                yield self._checked(deadline)
+            if answer.refusal is not None or answer.lost:
+                raise self._error(answer)
         work.move(WorkEvent.BEGIN)
 
     def resume(self, work: Work, deadline: float) -> Steps[None]:
         """Goes on with suspended work. RefusedError: it does not; with a rollback code the work has ended."""
-        self._check()
+        self.messages.check()
         try:
-            yield from self._answered(self._declare(work, resume=True), deadline)
+            yield from self._answered(self.control.send(self._start_message(work, resume=True)), deadline)
         except RefusedError as error:
             if error.refusal.code in ROLLBACK_CODES:
                 work.move(WorkEvent.END)
@@ -111,17 +116,19 @@ class DistributedChannel:
         return self._end(work, WorkEvent.END, deadline, fail=fail)
 
     def _end(self, work: Work, event: WorkEvent, deadline: float, *, fail: bool) -> Steps[None]:
-        self._check()
+        self.messages.check()
         work.failed = work.failed or fail
         if work.state is SUSPENDED:
             # it has no txn-id: it is resumed and ended in one write
-            work.opening = self._declare(work, resume=True)
+            work.opening = self.control.send(self._start_message(work, resume=True))
         else:
-            yield from self._finish(work, deadline)
+            self._finish(work)
+            yield from self.messages.all_sent(work, deadline)
 
         opening, work.opening = work.opening, None
         suspend = event is WorkEvent.SUSPEND
-        answer = self._tell(End(work.txn_id, suspend=True) if suspend else Discharge(work.txn_id, fail=fail))
+        command = End(work.txn_id, suspend=True) if suspend else Discharge(work.txn_id, fail=fail)
+        answer = self.control.send(control_message(command))
         try:
             if opening is not None:
                 yield from self._answered(opening, deadline)
@@ -138,9 +145,12 @@ class DistributedChannel:
 
     def end_and_prepare(self, work: Work, deadline: float) -> Steps[Answer]:
         """Tells what became of the work's messages, its end, and prepare, in one write; `vote` says what came of it."""
-        self._check()
-        yield from self._finish(work, deadline)
-        return self._tell(End(work.txn_id, prepare=True))
+        if self.control.state is not ATTACHED:
+            self.messages.check()
+        message = control_message(End(work.txn_id, prepare=True))
+        self._finish(work)
+        yield from self.messages.all_sent(work, deadline)
+        return self.control.send(message)
 
     def vote(self, work: Work, answer: Answer, deadline: float) -> Steps[Code]:
         """The vote. RefusedError: with a rollback code the work has ended, and the branch can't be prepared; with
@@ -148,54 +158,55 @@ class DistributedChannel:
         opening, work.opening = work.opening, None
         if opening is not None:
             yield from self._answered(opening, deadline)
-        yield from self._answered(answer, deadline)
+        while not answer.there:
+            yield self._checked(deadline)
+        if answer.refusal is not None or answer.lost:
+            raise self._error(answer)
         why = _swallowed(work)
         if why:
             raise refused(Code.XAER_RMERR, why, work.xid)
         return read_vote(answer.fields)
 
-    def _finish(self, work: Work, deadline: float) -> Steps[None]:
-        """Tells what became of the work's messages, and sends what is left to be sent."""
+    def _finish(self, work: Work) -> None:
+        """Tells what became of the work's messages. From now on it takes none."""
         work.leave()
         work.unread = self.messages.stop_acquiring() or work.unread
-        yield from self.messages.all_sent(work, deadline)
 
     def _fail(self, work: Work, deadline: float, *, suspended: bool) -> Steps[None]:
         """Makes the branch of work that has ended, or is suspended, rollback-only."""
-        answers = [
-            self._declare(work, resume=suspended, join=not suspended),
-            self._tell(Discharge(work.txn_id, fail=True)),
-        ]
-        for answer in answers:
+        start = self._start_message(work, resume=suspended, join=not suspended)
+        messages = start, control_message(Discharge(work.txn_id, fail=True))
+        for answer in [self.control.send(message) for message in messages]:
             yield from self._answered(answer, deadline)
 
     # -- the control link
-    def _check(self) -> None:
-        if self.endpoint.lost is not None or self._control.refusal is not None:
-            self.messages.check()
-
-    def _declare(self, work: Work, *, resume: bool = False, join: bool = False) -> Answer:
-        self._txn_number += 1
-        work.set_txn_id(b"t%x" % self._txn_number)
+    def _start_message(self, work: Work, *, resume: bool = False, join: bool = False) -> bytes:
+        """The message that begins work, or goes on with it, under another txn-id."""
+        work.set_txn_id(b"t%x" % next(self._txn_numbers))
         work.senders.clear()
         timeout_s = None if join or resume else self._settings.branch_timeout_s or None
-        return self._tell(Declare(Start(work.xid, join, resume, work.txn_id, timeout_s)))
-
-    def _tell(self, command: Declare | Discharge | End) -> Answer:
-        return self._control.send(control_message(command))
+        return start_message(Start(work.xid, join, resume, work.txn_id, timeout_s))
 
     def _answered(self, answer: Answer, deadline: float) -> Steps[None]:
         """Waits for what came of a control message. RefusedError: it was refused."""
         while not answer.there:
-            self.endpoint.check()
-            if self.endpoint.clock() >= deadline:
-                raise TimedOut("the coordinator did not answer in time")
-            yield deadline
+            yield self._checked(deadline)
+        if answer.refusal is not None or answer.lost:
+            raise self._error(answer)
+
+    def _error(self, answer: Answer) -> RefusedError | ConnectionLost:
         if answer.refusal is not None:
-            raise RefusedError(answer.refusal)
-        if answer.lost:
-            self.endpoint.check()
-            raise ConnectionLost(Cause.LOST, "the broker closed the control link")
+            return RefusedError(answer.refusal)
+        why = self.endpoint.lost
+        return why.again() if why is not None else ConnectionLost(Cause.LOST, "the broker closed the control link")
+
+    def _checked(self, deadline: float) -> float:
+        """The deadline, where the answer may still come until then."""
+        if self.endpoint.lost is not None:
+            raise self.endpoint.lost.again()
+        if self.endpoint.clock() >= deadline:
+            raise TimedOut("the coordinator did not answer in time")
+        return deadline
 
 
 def open_distributed(endpoint: Endpoint, settings: Settings, deadline: float) -> Steps[DistributedChannel]:

@@ -2,6 +2,10 @@
 
 Any number of requests may be outstanding, and responses come in any order. A `CommandChannel` is one connection's, as
 steps. `Commands` is what a resource manager instance has: it makes the channel anew when it is lost.
+
+    channel = commands.channel(deadline)
+    request = channel.connection.step(partial(channel.send, coordination(command)))
+    reply = channel.connection.run(channel.answer(request, deadline))
 """
 
 from __future__ import annotations
@@ -22,35 +26,35 @@ from rm_amqp.errors import Cause, ConnectionLost, TimedOut
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dtx.protocol.commands import Coordination
     from dtx.protocol.replies import Reply
     from rm_amqp.connection.connection import Connection
-    from rm_amqp.connection.endpoint import Endpoint, Steps
+    from rm_amqp.connection.endpoint import Steps
 
 RESPONSES: Final = 1000
 """Responses that may be on their way."""
 
 
+@dataclass(slots=True, eq=False)
 class Request:
-    """One request. `reply` is there once it was answered."""
+    """One request that was sent over `channel`. `reply` is there once it was answered."""
 
-    __slots__ = ("number", "reply")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.reply: Reply | None = None
+    channel: CommandChannel
+    number: int
+    reply: Reply | None = None
 
 
 class CommandChannel:
     """The command channel over one connection. It is made inside of steps, like everything that touches the engine."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        endpoint = self.endpoint = connection.endpoint
         self._replies = Receiver(endpoint, None, settled=True, name="reply")
         self._replies.flow(RESPONSES)
         self._requests = Sender(endpoint, ADDRESS)
         self._numbers = count(1)
         self._waiting: dict[int, Request] = {}
+        self._read_since_flow = 0
         self._writer: Requests | None = None
         self._stale = False
         """Whether the broker left a request unanswered for too long. The next caller makes another channel."""
@@ -71,15 +75,14 @@ class CommandChannel:
                 self.endpoint.lose(f"the broker has no command channel ({told})", Cause.UNUSABLE)
                 self.endpoint.check()
 
-    def send(self, command: Coordination) -> Steps[Request]:
-        """Sends a request."""
-        yield from ()
+    def send(self, body: bytes) -> Request:
+        """Sends a request with this body: a command, encoded."""
         if self.broken:
             self._check()
-        request = Request(next(self._numbers))
+        request = Request(self, next(self._numbers))
         if self._writer is None:
             self._writer = Requests(self._replies.address)
-        self._requests.send_settled(self._writer.write(request.number, command))
+        self._requests.send_settled(self._writer.write(request.number, body))
         self._waiting[request.number] = request
         return request
 
@@ -104,15 +107,11 @@ class CommandChannel:
         if replies.arrived:
             while replies.arrived:
                 self._read(replies.arrived.popleft().octets)
-            credit = replies.credit
-            if 2 * credit < RESPONSES and replies.alive:
-                replies.flow(RESPONSES - credit)
+                self._read_since_flow += 1
+            if 2 * self._read_since_flow > RESPONSES and replies.alive:
+                replies.flow(self._read_since_flow)
+                self._read_since_flow = 0
         return request.reply is not None
-
-    def look(self, request: Request) -> Steps[bool]:
-        """`answered`, as steps."""
-        yield from ()
-        return self.answered(request)
 
     def _read(self, octets: bytes) -> None:
         try:
@@ -139,30 +138,11 @@ class CommandChannel:
                 )
 
 
-def open_command_channel(endpoint: Endpoint, deadline: float) -> Steps[CommandChannel]:
+def open_command_channel(connection: Connection, deadline: float) -> Steps[CommandChannel]:
     """A command channel over this connection, which takes requests."""
-    channel = CommandChannel(endpoint)
+    channel = CommandChannel(connection)
     yield from channel.open(deadline)
     return channel
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PendingCommand:
-    """A command that was sent: its request, on a channel, over a connection."""
-
-    channel: CommandChannel
-    connection: Connection
-    request: Request
-
-    def answer(self, deadline: float) -> Reply:
-        """Waits for the answer; as `CommandChannel.answer`."""
-        steps = self.channel.answer(self.request, deadline)
-        return self.connection.run(steps, later=True, ready=lambda: self.channel.answered(self.request))
-
-    def answered(self) -> bool:
-        """Whether the answer is there, or there will be none; without waiting."""
-        self.connection.refresh()
-        return self.channel.endpoint.lost is not None or self.connection.run(self.channel.look(self.request))
 
 
 class Commands:
@@ -171,7 +151,7 @@ class Commands:
     def __init__(self, connect: Callable[[float], Connection]) -> None:
         self._connect = connect
         self._lock = threading.Lock()
-        self._channel: tuple[CommandChannel, Connection] | None = None
+        self._channel: CommandChannel | None = None
         self._spent = 0
         """Round trips on connections that were closed."""
 
@@ -179,53 +159,43 @@ class Commands:
     def round_trips(self) -> int:
         """How often a caller waited for the broker on a command channel."""
         channel = self._channel
-        return self._spent + (channel[1].round_trips if channel else 0)
+        return self._spent + (channel.connection.round_trips if channel else 0)
 
-    def channel(self, deadline: float) -> tuple[CommandChannel, Connection]:
+    def channel(self, deadline: float) -> CommandChannel:
         """A channel that works, as far as anybody knows. ConnectionLost: none can be made."""
         with self._lock:
-            if self._channel is not None:
-                channel, connection = self._channel
-                connection.refresh()
+            channel = self._channel
+            if channel is not None:
+                channel.connection.refresh()
                 if not channel.broken:
-                    return self._channel
+                    return channel
                 self._channel = None
-                self._spent += connection.round_trips
-                connection.drop()
+                self._spent += channel.connection.round_trips
+                channel.connection.drop()
 
             connection = self._connect(deadline)
             try:
-                channel = connection.run(open_command_channel(connection.endpoint, deadline))
+                self._channel = connection.run(open_command_channel(connection, deadline))
             except BaseException:
                 connection.drop()
                 raise
-            self._channel = channel, connection
             return self._channel
-
-    def send(self, command: Coordination, deadline: float, *, later: bool = False) -> PendingCommand:
-        """Sends a command; with `later` it leaves with the wait for its answer, which follows at once."""
-        channel, connection = self.channel(deadline)
-        return PendingCommand(channel, connection, connection.run(channel.send(command), later=later))
-
-    def exchange(self, command: Coordination, deadline: float) -> Reply:
-        """Sends a command, and waits for the answer."""
-        return self.send(command, deadline, later=True).answer(deadline)
 
     def close(self, deadline: float) -> None:
         """Closes the connection; waits for the broker until `deadline`."""
         with self._lock:
             channel, self._channel = self._channel, None
         if channel is not None:
-            self._spent += channel[1].round_trips
-            channel[1].close(deadline)
+            self._spent += channel.connection.round_trips
+            channel.connection.close(deadline)
 
     def break_off(self) -> None:
         """Breaks the connection while other threads wait for it."""
         channel = self._channel
         if channel is not None:
-            channel[1].break_off()
+            channel.connection.break_off()
 
     def drop(self) -> None:
         """Closes the connection at once, without a word."""
         if self._channel is not None:
-            self._channel[1].drop()
+            self._channel.connection.drop()

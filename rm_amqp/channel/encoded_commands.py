@@ -79,36 +79,32 @@ def _format(format_id: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _xid(xid: Xid) -> bytes:
-    items = _format(xid.format_id) + _binary(xid.gtrid)
-    if xid.bqual:
-        return _XID + _list(3, items + _binary(xid.bqual))
-    return _XID + _list(2, items)
+    gtrid, bqual = xid.gtrid, xid.bqual  # of 64 octets at most
+    items = _format(xid.format_id) + b"\xa0" + bytes((len(gtrid),)) + gtrid
+    if bqual:
+        items += b"\xa0" + bytes((len(bqual),)) + bqual
+    return _XID + bytes((0xC0, len(items) + 1, 3 if bqual else 2)) + items
 
 
-def _start(start: Start) -> bytes:
-    """A start, without the null fields at its end."""
-    if start.timeout_s is not None:
-        fields, count = _txn_id(start) + encode(Uint(start.timeout_s)), 5
-    elif start.txn_id is not None:
-        fields, count = _txn_id(start), 4
-    elif start.resume:
-        return _START + _list(3, _xid(start.xid) + (TRUE if start.join else NULL) + TRUE)
-    elif start.join:
-        return _START + _list(2, _xid(start.xid) + TRUE)
-    else:
-        return _xid(start.xid)
-    ways = (TRUE if start.join else NULL) + (TRUE if start.resume else NULL)
-    return _START + _list(count, _xid(start.xid) + ways + fields)
-
-
-def _txn_id(start: Start) -> bytes:
-    return NULL if start.txn_id is None else _binary(start.txn_id)
+def start_message(start: Start) -> bytes:
+    """The octets of a declare that starts work. Null fields at the end of a start are left out."""
+    fields = [
+        _xid(start.xid),
+        TRUE if start.join else NULL,
+        TRUE if start.resume else NULL,
+        NULL if start.txn_id is None else _binary(start.txn_id),
+        NULL if start.timeout_s is None else encode(Uint(start.timeout_s)),
+    ]
+    while fields[-1] == NULL:
+        fields.pop()
+    started = fields[0] if len(fields) == 1 else _START + _list(len(fields), b"".join(fields))
+    return _VALUE + _DECLARE + _list(1, started)
 
 
 def control_message(command: Declare | Discharge | End) -> bytes:
     """The octets that go over a control link."""
     if type(command) is Declare and command.start is not None:
-        return _VALUE + _DECLARE + _list(1, _start(command.start))
+        return start_message(command.start)
     if type(command) is Discharge:
         txn_id = _binary(command.txn_id)
         return _VALUE + _DISCHARGE + (_list(2, txn_id + TRUE) if command.fail else _list(1, txn_id))
@@ -124,10 +120,10 @@ def whole_discharge(txn_id: bytes, *, fail: bool) -> bytes:
 
 def coordination(command: Coordination) -> bytes:
     """The body of a request on a command channel."""
-    if type(command) is Commit and not command.xid.is_null:
+    if type(command) is Commit and command.xid.format_id >= 0:
         return _COMMIT + (_list(2, _xid(command.xid) + TRUE) if command.one_phase else _list(1, _xid(command.xid)))
     begins = _SIMPLE.get(type(command))
-    if begins is None or command.xid.is_null or (type(command) is Prepare and command.keep):  # type: ignore[union-attr]
+    if begins is None or command.xid.format_id < 0 or (type(command) is Prepare and command.keep):  # type: ignore[union-attr]
         return COORDINATION.encode(command)
     return begins + _list(1, _xid(command.xid))  # type: ignore[union-attr]
 
@@ -139,9 +135,9 @@ class Requests:
         items = [NULL, NULL, NULL, NULL, encode(reply_to), b"\x80" + bytes(8)]
         self._begins = _PROPERTIES + encode_list(items)[:-8]
 
-    def write(self, number: int, command: Coordination) -> bytes:
-        """A request."""
-        return b"".join((self._begins, number.to_bytes(8, "big"), _VALUE, coordination(command)))
+    def write(self, number: int, body: bytes) -> bytes:
+        """A request; its body is a command (`coordination`)."""
+        return b"".join((self._begins, number.to_bytes(8, "big"), _VALUE, body))
 
 
 def read_response(octets: bytes) -> tuple[int | None, bytes]:

@@ -86,7 +86,7 @@ class MessageLinks:
 
     def check_work(self, work: Work | None) -> None:
         """RefusedError where no work can be done for the work any more."""
-        if self._endpoint.lost is not None or self._control.refusal is not None:
+        if self._control.state is not ATTACHED:
             self.check()
         if work is None:
             return
@@ -166,7 +166,8 @@ class MessageLinks:
 
     def all_sent(self, work: Work, deadline: float) -> Steps[None]:
         """Waits until every message has left, because the end may not overtake one that waits for credit."""
-        self._endpoint.stage()
+        if work.senders:
+            self._endpoint.stage()
         for sender in work.senders:
             while sender.queued:
                 self._endpoint.check()
@@ -343,12 +344,6 @@ class MessageLinks:
         self._check_link(receiver)
         return receiver.take()
 
-    @staticmethod
-    def closed(receiver: Browser) -> Steps[None]:
-        """Closes a link that was read."""
-        yield from ()
-        receiver.close()
-
     # -- attaching
     def attached(self, link: Link, deadline: float) -> Steps[None]:
         """Waits until the broker has attached a link. RefusedError: it does not."""
@@ -398,20 +393,22 @@ class MessageLinks:
     def put_down(self, now: float) -> bool:
         """Nobody has the channel any more; whether it `is_late`, because it was used for something else all the
         time."""
+        late = False
         for receiver in tuple(self._receivers.values()):
             if receiver.used:
                 receiver.used, receiver.resting_since = False, now
-        return self.is_late(now)
+            elif receiver.resting_since < now - IDLE_S:
+                late = True
+        return late
 
     def is_late(self, now: float) -> bool:
         """Whether messages may have been prefetched for an address from which nobody has received for a while."""
         return any(receiver.resting_since < now - IDLE_S for receiver in tuple(self._receivers.values()))
 
-    def release_prefetched(self, now: float) -> Steps[None]:
+    def release_prefetched(self, now: float) -> None:
         """What was prefetched for addresses from which nobody has received for a while is given back, first the credit
         and then, at the next call, the messages. It waits for nothing."""
-        yield from ()
-        if self._endpoint.lost is not None or self._control.refusal is not None:
+        if self._control.state is not ATTACHED:
             return
         for receiver in self._receivers.values():
             if receiver.resting_since >= now - IDLE_S or receiver.draining:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rm_amqp.channel.channel import Channel
 from rm_amqp.channel.message_links import IDLE_S
+from rm_amqp.connection.links import ATTACHED
 from rm_amqp.errors import AllInUse, ConnectionLost
 from xa.pool import ConnectionPool
 
@@ -33,7 +35,7 @@ class PooledChannel(Generic[C_co]):
 
     channel: C_co
     connection: Connection
-    closed: Callable[[PooledChannel[C_co]], None]
+    pool: ChannelPool[Any]
     works: int = 0
     """How many works of its thread of control it carries; with the last one it goes back to the pool."""
     counted: int = 0
@@ -41,7 +43,7 @@ class PooledChannel(Generic[C_co]):
 
     @property
     def is_reusable(self) -> bool:
-        return not self.channel.broken
+        return self.channel.control.state is ATTACHED
 
     def is_ready(self, idle_s: float) -> bool:
         return self.is_usable(idle_s)
@@ -49,11 +51,11 @@ class PooledChannel(Generic[C_co]):
     def is_usable(self, idle_s: float) -> bool:
         del idle_s  # heartbeats have kept it alive
         self.connection.refresh()
-        return not self.channel.broken
+        return self.channel.control.state is ATTACHED
 
     def discard(self) -> None:
         self.connection.drop()
-        self.closed(self)
+        self.pool.closed(self)
 
     def break_off(self) -> None:
         self.connection.break_off()
@@ -76,7 +78,7 @@ class ChannelPool(ConnectionPool[PooledChannel[C]]):
             except BaseException:
                 connection.drop()
                 raise
-            return PooledChannel(channel, connection, self._count)
+            return PooledChannel(channel, connection, self)
 
         super().__init__(
             opened,
@@ -95,16 +97,17 @@ class ChannelPool(ConnectionPool[PooledChannel[C]]):
         """How often a caller waited for the broker on a channel."""
         return self._spent + sum(pooled.connection.round_trips - pooled.counted for pooled in self)
 
-    def _count(self, pooled: PooledChannel[C]) -> None:
+    def closed(self, pooled: PooledChannel[C]) -> None:
+        """Notes that a channel is closed."""
         with self._lock:
             self._spent += pooled.connection.round_trips - pooled.counted
             pooled.counted = pooled.connection.round_trips
 
     def release(self, connection: PooledChannel[C], *, keep: bool = True) -> None:
-        if keep and connection.is_reusable:
+        if keep:
             messages, now = connection.channel.messages, self._clock()
-            if messages.put_down(now):
-                connection.connection.run(messages.release_prefetched(now))
+            if messages.put_down(now) and connection.is_reusable:
+                connection.connection.step(partial(messages.release_prefetched, now))
         super().release(connection, keep=keep)
 
     def maintain(self) -> float | None:
@@ -115,7 +118,7 @@ class ChannelPool(ConnectionPool[PooledChannel[C]]):
         now = self._clock()
         with self.idle(lambda pooled: pooled.channel.messages.is_late(now)) as late:
             for pooled in late:
-                pooled.connection.run(pooled.channel.messages.release_prefetched(now))
+                pooled.connection.step(partial(pooled.channel.messages.release_prefetched, now))
         return now + IDLE_S / 2
 
     def close_until(self, deadline: float) -> None:
@@ -125,7 +128,7 @@ class ChannelPool(ConnectionPool[PooledChannel[C]]):
             with contextlib.suppress(ConnectionLost):
                 pooled.connection.run(pooled.channel.messages.empty(deadline))
             pooled.connection.close(deadline)
-            self._count(pooled)
+            self.closed(pooled)
 
     def drop(self) -> None:
         """Closes every channel at once, without a word."""

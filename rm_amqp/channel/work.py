@@ -138,7 +138,8 @@ class Work:
         """The address from which it took messages that nobody received."""
         self.opening: Answer | None = None
         """The result of a start that no call has waited for."""
-        self.set_txn_id(b"")
+        self.txn_id = self._encoded_txn_id = b""
+        self._fields: dict[bytes, bytes] = {}
 
     def move(self, event: WorkEvent) -> None:
         """Follows the table."""
@@ -148,7 +149,7 @@ class Work:
         """From now on it goes by this txn-id."""
         self.txn_id = txn_id
         self._encoded_txn_id = b"\xa0" + bytes((len(txn_id),)) + txn_id if len(txn_id) < 256 else encode(txn_id)
-        self._fields: dict[bytes, bytes] = {}
+        self._fields = {}
 
     def delivery_state(self, outcome: bytes = b"", rolled_back: bytes = b"") -> tuple[int, bytes]:
         """The state of a delivery that belongs to it: transactional-state(txn-id, outcome), and as a third field the
@@ -180,8 +181,9 @@ class Work:
 
     def leave(self) -> None:
         """Tells what became of its messages. From now on it receives nothing."""
-        self.move(WorkEvent.LEAVE)
-        self._tell()
+        self.state = WORK[self.state, WorkEvent.LEAVE]
+        if self.held:
+            self._tell()
 
     def _tell(self, keep: int = 0) -> None:
         """Tells the outcomes of all but the latest `keep` messages, and settles: should the branch be rolled back,

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 READ: Final = 65_536
+MAX_COPIED: Final = 262_144
+"""Octets that are copied together for one write; more than this goes in several, because the copy costs more."""
 BUSY_S: Final = 0.05
 """How soon maintenance is tried again on a connection that somebody is using."""
 
@@ -85,6 +87,10 @@ class Connection(Protocol):
         With `later`, what they leave to be written, since they last waited, may wait for the next steps, or for
         maintenance. `ready` says whether what the steps wait for is there; the thread that reads calls it, with the
         lock."""
+        ...
+
+    def step(self, call: Callable[[], T], *, later: bool = False) -> T:
+        """Calls what waits for nothing. With `later`, what it leaves to be written waits as in `run`."""
         ...
 
     def begin(self, steps: Steps[T], wake: Callable[[], None], *, later: bool = False) -> StepsRun[T]:
@@ -174,7 +180,11 @@ class SocketConnection:
                 deadline = next(steps)
                 while True:
                     self._flush()
-                    self._wait(deadline, ready)
+                    octets = self._wait(deadline, ready)
+                    if octets is not None:
+                        self.endpoint.received(octets)
+                    if self._waiters or self._runs:
+                        self._notify(reads=True)
                     deadline = next(steps)
             except StopIteration as end:
                 if not later:
@@ -194,22 +204,24 @@ class SocketConnection:
                 if self._waiters or self._runs:
                     self._notify()
 
-    def _step(self, call: Callable[[], T]) -> T:
-        """Calls what waits for nothing, as a step of its own. The lock is held."""
-        if self._in_step:
-            self._give_up()
-        self._in_step = True
-        try:
-            result = call()
-        except Exception:
-            self._in_step = False
-            raise
-        else:
-            self._in_step = False
-            return result
-        finally:
+    def step(self, call: Callable[[], T], *, later: bool = False) -> T:
+        with self._lock:
             if self._in_step:
                 self._give_up()
+            self._in_step = True
+            try:
+                result = call()
+                if not later:
+                    self._flush()
+            except Exception:
+                self._in_step = False
+                raise
+            else:
+                self._in_step = False
+                return result
+            finally:
+                if self._in_step:
+                    self._give_up()
 
     def _give_up(self) -> None:
         """Loses a connection in whose step a thread was interrupted.
@@ -223,19 +235,18 @@ class SocketConnection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _wait(self, deadline: float, ready: Ready | None) -> None:
-        """Waits until something happened or the time has come. The lock is held before and after."""
+    def _wait(self, deadline: float, ready: Ready | None) -> bytes | None:
+        """Waits until something happened or the time has come; what was read. The lock is held before and after."""
         timeout_s = deadline - self.endpoint.clock()
         if timeout_s <= 0 or self.endpoint.lost is not None:
-            self._read()
-            return
+            return self._receive()
         if self._asked:
             self._asked = False
             self.round_trips += 1
 
         if self._reading and not self._unsent:
             self._wait_turn(Waiter(ready), timeout_s)
-            return
+            return None
         reads = not self._reading
         poll = self._both if self._unsent else self._readable
         try:  # where Ctrl-C nearly always interrupts an application that receives: between two steps
@@ -250,11 +261,7 @@ class SocketConnection:
             self._in_step = True
             if reads:
                 self._reading = False
-
-        if events:
-            self._read()
-        if self._waiters or self._runs:
-            self._notify(reads=reads)
+        return self._receive() if events else None
 
     def _wait_turn(self, waiter: Waiter, timeout_s: float) -> None:
         """Waits until another thread wakes this one. The lock is held before and after."""
@@ -279,8 +286,7 @@ class SocketConnection:
             self._runs.add(run)
             self._advance(run)
 
-        with self._lock:
-            self._step(first)
+        self.step(first, later=True)
         return run
 
     def resume(self, run: StepsRun[T]) -> None:
@@ -290,16 +296,14 @@ class SocketConnection:
                 self._notify(run)
             self._advance(run)
 
-        with self._lock:
-            self._step(following)
+        self.step(following, later=True)
 
     def cancel(self, run: StepsRun[T]) -> None:
         def last() -> None:
             run.steps.close()
             self._end(run)
 
-        with self._lock:
-            self._step(last)
+        self.step(last, later=True)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -356,11 +360,16 @@ class SocketConnection:
     # -- octets; with the lock
     def _flush(self) -> None:
         """Writes what there is to write, as far as the socket takes it."""
-        unsent = self._unsent
-        for octets in self.endpoint.output():
-            if octets:
-                unsent.append(octets)
-                self._asked = True
+        unsent, endpoint = self._unsent, self.endpoint
+        endpoint.stage()
+        staged = endpoint.staged
+        if staged:
+            self._asked = True
+            if len(staged) > 1 and sum(map(len, staged)) <= MAX_COPIED:
+                unsent.append(b"".join(staged))
+            else:
+                unsent.extend(staged)
+            staged.clear()
 
         while unsent and not self._dropped:
             try:
@@ -376,21 +385,24 @@ class SocketConnection:
             else:
                 unsent[0] = memoryview(unsent[0])[count:]
 
-    def _read(self) -> bool:
-        """Reads what has come; whether there was something."""
+    def _receive(self) -> bytes | None:
+        """What has come: nothing at the end, None where there is none now."""
         if self._dropped:
-            return False
+            return None
         try:
-            octets = self._socket.recv(READ)
+            return self._socket.recv(READ)
         except (BlockingIOError, InterruptedError):
-            return False
+            return None
         except OSError as error:
             self.endpoint.lose(error.strerror or str(error))
-            return True
-        if octets:
-            self.endpoint.received(octets)
-        else:
-            self.endpoint.end_of_file()
+            return b""
+
+    def _read(self) -> bool:
+        """Reads what has come; whether there was something."""
+        octets = self._receive()
+        if octets is None:
+            return False
+        self.endpoint.received(octets)
         return True
 
     # -- idle
@@ -402,7 +414,8 @@ class SocketConnection:
 
             try:
                 # a thread that waits for the socket reads for all
-                while not self._reading and self.endpoint.lost is None and self._read():
+                while not self._reading and self.endpoint.lost is None and (octets := self._receive()) is not None:
+                    self.endpoint.received(octets)
                     self._notify()
             except Exception:
                 self._in_step = False
@@ -417,12 +430,9 @@ class SocketConnection:
         """Keeps an idle connection alive (`xa.keep_alive`)."""
         if self._dropped or self.endpoint.lost is not None:
             return None
-        if not self._lock.acquire(blocking=False):  # somebody is using it
+        if self._lock.locked():  # somebody is using it
             return self.endpoint.clock() + BUSY_S
-        try:
-            return self._step(self._keep_alive)
-        finally:
-            self._lock.release()
+        return self.step(self._keep_alive, later=True)
 
     def _keep_alive(self) -> float:
         while not self._reading and self.endpoint.lost is None and self._read():

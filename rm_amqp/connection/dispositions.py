@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Final
 
 from dtx.amqp.encoding import encode_uint
-from dtx.amqp.performatives import DISPOSITION, MAX_UINT
+from dtx.amqp.performatives import DISPOSITION as CODE
+from dtx.amqp.performatives import MAX_UINT
 
-_BEGIN: Final = bytes((0x00, 0x53, DISPOSITION, 0xC0))
+DISPOSITION: Final = bytes((0x00, 0x53, CODE, 0xC0))
 """A disposition begins like this, as a list of less than 256 octets."""
 _MAX_REST: Final = 200
 _HEADER: Final = 8
@@ -21,7 +22,7 @@ _HEADER: Final = 8
 
 def join_dispositions(frames: bytes) -> bytes:
     """Whole frames, with fewer dispositions that say the same."""
-    if frames.count(_BEGIN) < 2 or frames.startswith(b"AMQP"):
+    if frames.startswith(b"AMQP"):
         return frames
     pieces: list[bytes] = []
     run = at = 0
@@ -55,7 +56,7 @@ class _Disposition:
     def read(cls, frames: bytes, at: int, stop: int) -> _Disposition | None:
         """The one that stands there; None for another frame, and for one that is not written as proton writes it."""
         start = at + _HEADER
-        if frames[at + 4] != 2 or not frames.startswith(_BEGIN, start):
+        if frames[at + 4] != 2 or not frames.startswith(DISPOSITION, start):
             return None
         if start + 5 + frames[start + 4] != stop or frames[start + 5] < 3:
             return None
@@ -110,8 +111,8 @@ class _Disposition:
     def _frame(self, numbers: bytes) -> bytes:
         before, rest = self._before, self._rest
         size = len(before) - 2 + len(numbers) + len(rest)
-        head = (_HEADER + len(_BEGIN) + 1 + size).to_bytes(4, "big") + b"\x02\x00" + before[:2]
-        return head + _BEGIN + bytes((size,)) + before[2:] + numbers + rest
+        head = (_HEADER + len(DISPOSITION) + 1 + size).to_bytes(4, "big") + b"\x02\x00" + before[:2]
+        return head + DISPOSITION + bytes((size,)) + before[2:] + numbers + rest
 
 
 def _number(octets: bytes, at: int) -> tuple[int, int]:

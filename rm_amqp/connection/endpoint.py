@@ -1,7 +1,7 @@
 """Our end of one connection to a broker, without I/O: octets in, octets out.
 
 An `Endpoint` puts three layers on top of each other: TLS where it is wanted, SASL, and AMQP, which proton speaks.
-`received` takes what the socket gave, and `output` has what is to be written to it. What the broker said is seen in the
+`received` takes what the socket gave, and `stage` has what is to be written to it. What the broker said is seen in the
 links (`rm_amqp.connection.links`), and in the endpoint's state:
 
     OPENING --open--> OPEN --lose--> LOST        (OPENING --lose--> LOST, too)
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.sasl import SaslClient
 from rm_amqp.connection import proton
-from rm_amqp.connection.dispositions import join_dispositions
+from rm_amqp.connection.dispositions import DISPOSITION, join_dispositions
 from rm_amqp.connection.frames import OutgoingFrames
 from rm_amqp.connection.tls import TlsLayer
 from rm_amqp.errors import Cause, ConnectionLost
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from dtx.protocol.conditions import Refusal
-    from rm_amqp.connection.links import Link
-    from rm_amqp.connection.proton import EventPointer, LinkPointer
+    from rm_amqp.connection.links import Answer, Link
+    from rm_amqp.connection.proton import DeliveryPointer, EventPointer, LinkPointer
     from rm_amqp.settings import Broker, Settings
 
     T = TypeVar("T")
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 MAX_FRAME: Final = 65_536
 WINDOW: Final = 2048 * MAX_FRAME
-MAX_COPIED: Final = 4 * MAX_FRAME
-"""Octets that are copied together for one write; more than this goes in several, because the copy costs more."""
 TICK_S: Final = 1.0
 """How often the idle time-outs of a connection are checked, at least."""
 _FORCED: Final = "amqp:connection:forced"
@@ -95,6 +93,8 @@ class Endpoint:
         self.ended: Refusal | None = None
         """Why the broker ended the session."""
         self.links: dict[LinkPointer, Link] = {}
+        self.answers: dict[DeliveryPointer, Answer] = {}
+        """The answers that the broker has yet to give to deliveries of ours, or to outcomes of ours."""
         self.engine = proton.Engine(
             container,
             broker.host,
@@ -104,14 +104,14 @@ class Endpoint:
         )
 
         self._names = 0
-        self._staged: list[bytes] = []
+        self.staged: list[bytes] = []
+        """Octets that are to be written, in pieces, so that a large message is not copied again. The code that writes
+        them takes them out."""
         self._frames = OutgoingFrames()
         self._sasl: SaslClient | None = SaslClient(
             settings.policy, encrypted=tls is not None, hostname=broker.host, nonce=nonce
         )
-        self._tls: TlsLayer | None = None
-        if tls is not None:
-            self._tls = TlsLayer(tls, broker.host)
+        self._tls = TlsLayer(tls, broker.host) if tls is not None else None
         self._handlers: dict[int, Callable[[EventPointer], None]] = {
             proton.CONNECTION_OPENED: self._on_open,
             proton.CONNECTION_CLOSED: self._on_close,
@@ -124,24 +124,47 @@ class Endpoint:
 
     # -- octets
     def received(self, octets: bytes) -> None:
-        """Takes what the broker sent."""
+        """Takes what the broker sent; nothing for the end. Each event is handled, those included that are made
+        meanwhile: an answer is read, a delivery handed to its link."""
         if self.lost is not None:
             return
+        if not octets:
+            self._end_of_file()
+            return
+        if self._tls is not None or self._sasl is not None:
+            octets = self._unwrapped(octets)
+            if not octets or self.lost is not None:
+                return
+
+        taken = self.engine.push(octets)
+        collector = self.engine.collector
+        while event := proton.next_event(collector):
+            kind = proton.kind_of_event(event)
+            if kind != proton.DELIVERY:
+                handler = self._handlers.get(kind)
+                if handler is not None:
+                    handler(event)
+            else:
+                delivery = proton.delivery_of_event(event)
+                answer = self.answers.get(delivery)
+                if answer is not None:
+                    answer.read(delivery)
+                elif (link := self.links.get(proton.link_of_delivery(delivery))) is not None:
+                    link.delivery_event(delivery)
+            proton.pop_event(collector)
+        if not taken:
+            self.lose(self.engine.error() or "the broker sent bytes that are not AMQP")
+
+    def _unwrapped(self, octets: bytes) -> bytes:
+        """The octets of AMQP in what came: behind the end of SASL, and within TLS."""
         if self._tls is not None:
             try:
                 octets = self._tls.received(octets)
             except ssl.SSLError as error:
                 cause = Cause.LOST if self.state is OPEN else Cause.UNUSABLE
                 self.lose(f"TLS: {reason_of(error)}", cause)
-                return
-
-        if self._sasl is not None:
-            octets = self._authenticate(self._sasl, octets)
-        if octets and self.lost is None:
-            taken = self.engine.push(octets)
-            self.engine.handle(self.links, self._handlers)
-            if not taken:
-                self.lose(self.engine.error() or "the broker sent bytes that are not AMQP")
+                return b""
+        return octets if self._sasl is None else self._authenticate(self._sasl, octets)
 
     def _authenticate(self, sasl: SaslClient, octets: bytes) -> bytes:
         """Continues after the end of SASL."""
@@ -157,26 +180,21 @@ class Endpoint:
 
     def stage(self) -> None:
         """Lets proton write all that it may. What stays in its queues afterwards waits for the broker."""
+        said: list[bytes] = []
         if self._sasl is not None:
-            self._staged.append(self._sasl.output())
+            said = [self._sasl.output()]
         elif self.lost is None:
             for octets in self.engine.output():
-                self._staged.append(join_dispositions(self._frames.feed(octets)))
-
-    def output(self) -> list[bytes]:
-        """The octets that are to be written now, in pieces, so that a large message is not copied once more."""
-        self.stage()
-        pieces, self._staged = self._staged, []
+                frames = self._frames.feed(octets)
+                several = frames.count(DISPOSITION) > 1
+                said.append(join_dispositions(frames) if several else frames)
         if self._tls is not None:
-            for octets in pieces:
+            for octets in said:
                 self._tls.send(octets)
-            return [self._tls.output()]
-        if len(pieces) > 1 and sum(map(len, pieces)) <= MAX_COPIED:
-            return [b"".join(pieces)]
-        return pieces
+            said = [self._tls.output()]
+        self.staged += filter(None, said)
 
-    def end_of_file(self) -> None:
-        """The broker sends nothing more."""
+    def _end_of_file(self) -> None:
         if self._sasl is not None and self.state is OPENING:
             self.lose("the broker closed the connection before it knew who we are", Cause.UNREACHABLE)
         else:
@@ -189,7 +207,9 @@ class Endpoint:
         if self.lost is not None or self._sasl is not None:
             return now + TICK_S
         next_ms = self.engine.tick(max(1, int(now * 1000)))
-        self.engine.handle(self.links, self._handlers)
+        why = self.engine.error()
+        if why:
+            self.lose(why)
         return min(now + TICK_S, next_ms / 1000) if next_ms else now + TICK_S
 
     # -- the end

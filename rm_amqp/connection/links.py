@@ -111,9 +111,9 @@ class Link(ABC):
     def _wanted(self) -> bool:
         """Whether the broker's attach names the terminus, because only then it accepts the link."""
 
-    @abstractmethod
     def delivery_event(self, delivery: DeliveryPointer) -> None:
-        """A delivery came, or the broker's state of one changed."""
+        """A delivery came, or the broker's state of one changed for which no answer is awaited."""
+        del delivery
 
     def detach_event(self, refusal: Refusal | None) -> None:
         """The broker closed the link."""
@@ -133,39 +133,44 @@ class Link(ABC):
             self._drop_pointers()
             self.endpoint.forget(self)
 
-    @abstractmethod
     def _drop_pointers(self) -> None:
         """The link is over: no delivery of proton's may be used any more."""
+        answers = self.endpoint.answers
+        for delivery, answer in [(delivery, one) for delivery, one in answers.items() if one.link is self]:
+            answer.lost, answer.refusal, answer.there = True, self.refusal, True
+            del answers[delivery]
+
+    def _is_answered(self) -> bool:
+        """Whether no answer of the broker's is awaited."""
+        return all(answer.link is not self for answer in self.endpoint.answers.values())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Answer:
-    """The result of a message: its outcome, the fields of one that proton does not know, an error; or that there will
-    be none."""
+    """What the broker says of a message that was sent over `link`, or of an outcome: its own outcome, the fields of one
+    that proton does not know, an error; or that there will be none."""
 
+    link: Link
     code: int = 0
     fields: bytes | None = None
     refusal: Refusal | None = None
     lost: bool = False
+    there: bool = False
+    """Whether it has come."""
 
-    @property
-    def there(self) -> bool:
-        """Whether it has come."""
-        return bool(self.code) or self.lost
-
-    def read(self, delivery: DeliveryPointer) -> bool:
-        """Reads what the broker says of a delivery, and settles it; False where it has said nothing yet."""
+    def read(self, delivery: DeliveryPointer) -> None:
+        """Reads what the broker says of the delivery, and settles it, where it has said something."""
         code = proton.remote_state(delivery)
         if not code and not proton.is_settled(delivery):
-            return False
+            return
         if code == REJECTED:
             rejected = proton.remote_error(delivery)
             self.refusal = rejected or Refusal(Condition.INTERNAL_ERROR, "rejected", Code.XAER_RMERR)
         elif code not in TERMINAL:
-            self.fields = proton.remote_fields(delivery)
-        self.code = code or REJECTED
+            self.fields = proton.encoded(proton.fields_of(proton.remote_disposition(delivery)))
+        self.code, self.there = code or REJECTED, True
+        del self.link.endpoint.answers[delivery]
         proton.settle(delivery)
-        return True
 
 
 def _check_address(address: str) -> None:
@@ -185,8 +190,7 @@ class Sender(Link):
         self.address = address
         self.max_octets = 0
         """The largest message that the broker takes, 0 for no bound."""
-        self._tag = 0
-        self._waiting: dict[DeliveryPointer, Answer] = {}
+        self._sent = 0
         self._set_termini(capabilities)
         proton.open_link(self.pointer)
 
@@ -212,44 +216,34 @@ class Sender(Link):
     @property
     def idle(self) -> bool:
         """Whether nothing depends on the link."""
-        return not self.queued and not self._waiting
+        return not self.queued and self._is_answered()
 
     def send(self, octets: bytes, state: tuple[int, bytes] | None = None) -> Answer:
         """Sends a message, in this state. The answer comes later."""
-        answer = self._waiting[self._send(octets, state)] = Answer()
+        self._sent += 1
+        delivery = proton.begin_message(self.pointer, self._sent, octets[:PORTION], state)
+        if len(octets) > PORTION:
+            self._send_rest(octets)
+        proton.advance_link(self.pointer)
+        answer = self.endpoint.answers[delivery] = Answer(self)
         return answer
 
     def send_settled(self, octets: bytes, state: tuple[int, bytes] | None = None) -> None:
         """Sends a message, in this state. The broker sends no answer to it."""
-        proton.settle(self._send(octets, state))
-
-    def _send(self, octets: bytes, state: tuple[int, bytes] | None) -> DeliveryPointer:
-        self._tag += 1
-        delivery = proton.open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
-        if state is not None:
-            proton.set_state(delivery, *state)
-        if len(octets) <= PORTION:
-            proton.send(self.pointer, octets)
-        else:
-            self._send_in_portions(memoryview(octets))
+        self._sent += 1
+        delivery = proton.begin_message(self.pointer, self._sent, octets[:PORTION], state)
+        if len(octets) > PORTION:
+            self._send_rest(octets)
         proton.advance_link(self.pointer)
-        return delivery
+        proton.settle(delivery)
 
-    def _send_in_portions(self, octets: memoryview) -> None:
+    def _send_rest(self, octets: bytes) -> None:
         """Lets proton make frames of a portion before it gets the next one, because it copies what it holds."""
-        for start in range(0, len(octets), PORTION):
-            proton.send(self.pointer, octets[start : start + PORTION])
+        rest = memoryview(octets)
+        for start in range(PORTION, len(rest), PORTION):
             self.endpoint.stage()
-
-    def delivery_event(self, delivery: DeliveryPointer) -> None:
-        answer = self._waiting.get(delivery)
-        if answer is not None and answer.read(delivery):
-            del self._waiting[delivery]
-
-    def _drop_pointers(self) -> None:
-        for answer in self._waiting.values():
-            answer.lost, answer.refusal = True, self.refusal
-        self._waiting.clear()
+            proton.append(self.pointer, rest[start : start + PORTION])
+        self.endpoint.stage()
 
 
 class Control(Sender):
@@ -400,6 +394,7 @@ class Receiver(Link):
         return None
 
     def _drop_pointers(self) -> None:
+        super()._drop_pointers()
         for arrived in self._open:
             arrived.pointer = None
         self._open.clear()
@@ -411,33 +406,16 @@ class ConfirmedReceiver(Receiver):
     """Takes messages, and hears of every outcome whether the broker has carried it out (receiver-settle-mode second).
     On a link that settles first, nobody would hear that a lock had run out."""
 
-    def __init__(self, endpoint: Endpoint, address: str, *, name: str) -> None:
-        self._unconfirmed: dict[DeliveryPointer, Answer] = {}
-        super().__init__(endpoint, address, name=name)
-
     def _before_attach(self) -> None:
         proton.settle_second(self.pointer)
 
     def _told(self, delivery: DeliveryPointer) -> Answer | None:
-        answer = self._unconfirmed[delivery] = Answer()
+        answer = self.endpoint.answers[delivery] = Answer(self)
         return answer
 
     @property
     def idle(self) -> bool:
-        return super().idle and not self._unconfirmed
-
-    def delivery_event(self, delivery: DeliveryPointer) -> None:
-        answer = self._unconfirmed.get(delivery)
-        if answer is None:
-            super().delivery_event(delivery)
-        elif answer.read(delivery):
-            del self._unconfirmed[delivery]
-
-    def _drop_pointers(self) -> None:
-        super()._drop_pointers()
-        for answer in self._unconfirmed.values():
-            answer.lost, answer.refusal = True, self.refusal
-        self._unconfirmed.clear()
+        return super().idle and self._is_answered()
 
 
 class BulkReceiver(Receiver):

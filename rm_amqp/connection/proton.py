@@ -5,14 +5,14 @@ one connection with one session on it; the functions below it work on links and 
 library. Most of them are the library's own functions under another name, so that the types cost nothing.
 
 Each engine is used by one thread at a time; engines share nothing. A pointer is valid for a time: a link until
-`free_link`, a delivery until it is settled or its link is freed, an event inside of its handler. Nothing checks that:
+`free_link`, a delivery until it is settled or its link is freed, an event until it is popped. Nothing checks that:
 whoever holds a pointer drops it at that moment.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Final, NewType, Protocol
+from typing import TYPE_CHECKING, Any, Final, NewType
 
 from cproton_ffi import ffi, lib  # type: ignore[import-not-found]
 
@@ -22,7 +22,7 @@ from dtx.amqp.values import Array, Symbol
 from dtx.protocol.conditions import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from dtx.amqp.values import Map
 
@@ -31,7 +31,9 @@ LinkPointer = NewType("LinkPointer", object)
 DeliveryPointer = NewType("DeliveryPointer", object)
 """A delivery; equal and hashed by its address."""
 EventPointer = NewType("EventPointer", object)
-"""An event, inside of its handler."""
+"""An event, until it is popped."""
+Collector = NewType("Collector", object)
+"""The events of a connection, in their order."""
 Pointer = Any
 """A pointer that stays inside of this module."""
 
@@ -46,23 +48,10 @@ LINK_ATTACHED: Final[int] = lib.PN_LINK_REMOTE_OPEN
 LINK_CLOSED: Final[int] = lib.PN_LINK_REMOTE_CLOSE
 LINK_DETACHED: Final[int] = lib.PN_LINK_REMOTE_DETACH
 TRANSPORT_FAILED: Final[int] = lib.PN_TRANSPORT_ERROR
+DELIVERY: Final[int] = lib.PN_DELIVERY
+"""A delivery came, or the peer's state of one changed."""
 
-_EVENTS: Final = (
-    lib.pn_collector_peek,
-    lib.pn_collector_pop,
-    lib.pn_event_type,
-    lib.pn_event_delivery,
-    lib.pn_delivery_link,
-)
 _allocate: Final = ffi.new_allocator(should_clear_after_alloc=False)
-
-
-class HandlesDeliveries(Protocol):
-    """A link of ours, as far as its deliveries go."""
-
-    def delivery_event(self, delivery: DeliveryPointer) -> None:
-        """A delivery came, or the peer's state of one changed."""
-        ...
 
 
 class Engine:
@@ -71,12 +60,13 @@ class Engine:
     def __init__(self, container: str, hostname: str, *, max_frame: int, idle_timeout_ms: int, window: int) -> None:
         self._connection: Pointer = lib.pn_connection()
         self._transport: Pointer = lib.pn_transport()
-        self._collector: Pointer = lib.pn_collector()
+        self.collector: Collector = lib.pn_collector()
+        """The events that have happened."""
         lib.pn_transport_set_max_frame(self._transport, max_frame)
         lib.pn_transport_set_idle_timeout(self._transport, idle_timeout_ms)
         lib.pn_connection_set_container(self._connection, container.encode("utf-8"))
         lib.pn_connection_set_hostname(self._connection, hostname.encode("utf-8"))
-        lib.pn_connection_collect(self._connection, self._collector)
+        lib.pn_connection_collect(self._connection, self.collector)
         lib.pn_transport_bind(self._transport, self._connection)
 
         lib.pn_connection_open(self._connection)
@@ -87,10 +77,10 @@ class Engine:
         self._apart: Pointer | None = None
         self._buffer = _allocate("char[]", 65_536)
         self._size = 65_536
-        self._finalizer = weakref.finalize(self, _free, self._connection, self._transport, self._collector)
+        self._finalizer = weakref.finalize(self, _free, self._connection, self._transport, self.collector)
         self._finalizer.atexit = False
 
-    # -- octets and events
+    # -- octets
     def push(self, octets: bytes) -> bool:
         """Gives the transport what the peer sent; False when it takes no more."""
         taken = 0
@@ -101,28 +91,6 @@ class Engine:
                 return False
             taken += count
         return True
-
-    def handle(
-        self,
-        links: Mapping[LinkPointer, HandlesDeliveries],
-        handlers: Mapping[int, Callable[[EventPointer], None]],
-    ) -> None:
-        """Tells each delivery that changed to its link, and calls the handler of each other event, where it has one;
-        also for events that are made meanwhile."""
-        peek, pop, kind_of, delivery_of, link_of = _EVENTS
-        collector, delivers = self._collector, lib.PN_DELIVERY
-        while event := peek(collector):
-            kind = kind_of(event)
-            if kind == delivers:
-                delivery = delivery_of(event)
-                link = links.get(link_of(delivery))
-                if link is not None:
-                    link.delivery_event(delivery)
-            else:
-                handler = handlers.get(kind)
-                if handler is not None:
-                    handler(event)
-            pop(collector)
 
     def output(self) -> list[bytes]:
         """The octets that are to be sent, in pieces; they are taken out of the transport."""
@@ -201,6 +169,14 @@ def _free(connection: Pointer, transport: Pointer, collector: Pointer) -> None:
     lib.pn_decref(connection)
     lib.pn_collector_free(collector)
 
+
+# --- events --------------------
+next_event: Final[Callable[[Collector], EventPointer | None]] = lib.pn_collector_peek
+"""The first event; false for none."""
+pop_event: Final[Callable[[Collector], bool]] = lib.pn_collector_pop
+kind_of_event: Final[Callable[[EventPointer], int]] = lib.pn_event_type
+delivery_of_event: Final[Callable[[EventPointer], DeliveryPointer]] = lib.pn_event_delivery
+link_of_delivery: Final[Callable[[DeliveryPointer], LinkPointer]] = lib.pn_delivery_link
 
 # --- links --------------------
 open_link: Final[Callable[[LinkPointer], None]] = lib.pn_link_open
@@ -332,28 +308,36 @@ def receive(link: LinkPointer, size: int) -> bytes:
     return octets
 
 
-def open_delivery(link: LinkPointer, tag: bytes) -> DeliveryPointer:
-    """A new outgoing delivery, the link's current one."""
-    source = ffi.from_buffer(tag)
-    delivery: DeliveryPointer = lib.pn_delivery(link, {"size": len(tag), "start": source})
+def begin_message(
+    link: LinkPointer, number: int, octets: bytes | memoryview, state: tuple[int, bytes] | None
+) -> DeliveryPointer:
+    """A new outgoing delivery, the link's current one until `advance_link`. Its tag is a number; its state is one of
+    ours, its fields encoded."""
+    tag = ffi.from_buffer(number.to_bytes(4, "big"))
+    delivery: DeliveryPointer = lib.pn_delivery(link, {"size": 4, "start": tag})
+    if state is not None:
+        set_state(delivery, *state)
+    lib.pn_link_send(link, ffi.from_buffer(octets), len(octets))
     return delivery
 
 
-def send(link: LinkPointer, octets: bytes | memoryview) -> None:
+def append(link: LinkPointer, octets: memoryview) -> None:
     """Adds to the link's current delivery."""
     lib.pn_link_send(link, ffi.from_buffer(octets), len(octets))
 
 
 def set_state(delivery: DeliveryPointer, code: int, fields: bytes) -> None:
     """Sets our state of a delivery to one that proton does not know; `fields` are encoded already."""
-    _put(lib.pn_disposition_data(lib.pn_delivery_local(delivery)), fields)
+    data = lib.pn_disposition_data(lib.pn_delivery_local(delivery))
+    lib.pn_data_clear(data)
+    lib.pn_data_decode(data, ffi.from_buffer(fields), len(fields))
     lib.pn_delivery_update(delivery, code)
 
 
-def remote_fields(delivery: DeliveryPointer) -> bytes | None:
-    """The fields, encoded, of the peer's state of a delivery, where proton does not know that state. Empty for none,
-    None where they are too large to look at."""
-    return _octets(lib.pn_disposition_data(lib.pn_delivery_remote(delivery)))
+remote_disposition: Final[Callable[[DeliveryPointer], Pointer]] = lib.pn_delivery_remote
+"""The peer's state of a delivery."""
+fields_of: Final[Callable[[Pointer], Pointer]] = lib.pn_disposition_data
+"""The fields of a state that proton does not know; see `encoded`."""
 
 
 def remote_error(delivery: DeliveryPointer) -> Refusal | None:
@@ -367,7 +351,7 @@ def _text(string: Pointer) -> str:
     return "" if string == NULL else ffi.string(string).decode("utf-8", "replace")
 
 
-def _octets(data: Pointer) -> bytes | None:
+def encoded(data: Pointer) -> bytes | None:
     """The one value of a pn_data, encoded; empty when there is none, None when it is too large to look at."""
     size = lib.pn_data_encoded_size(data)
     if not 0 <= size <= MAX_STATE:
@@ -387,7 +371,7 @@ def _put(data: Pointer, octets: bytes) -> None:
 
 def _value(data: Pointer) -> Any:
     """The one value of a pn_data; None for none, and for one that is too large or wrong."""
-    octets = _octets(data)
+    octets = encoded(data)
     if not octets:
         return None
     try:

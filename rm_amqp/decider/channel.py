@@ -116,19 +116,15 @@ class LocalChannel:
 
     def __init__(self, endpoint: Endpoint, settings: Settings, nodes: Nodes | None = None) -> None:
         self.endpoint = endpoint
-        self._control = Control(endpoint, (LOCAL,))
+        self.control = Control(endpoint, (LOCAL,))
         # on demand, some brokers make topics: what nobody has asked for yet would be taken by nobody, and gone
         self._nodes = nodes = nodes or Queues(QUEUE)
-        self.messages = MessageLinks(endpoint, settings, self._control, nodes)
+        self.messages = MessageLinks(endpoint, settings, self.control, nodes)
         self.tokens = TokenQueues(endpoint, settings.token_queue, nodes)
-
-    @property
-    def broken(self) -> bool:
-        return self.endpoint.lost is not None or self._control.refusal is not None
 
     def verify(self, deadline: float) -> Steps[None]:
         """ConnectionLost where the broker has no local transactions. One that names nothing is tried."""
-        offered = yield from coordinator_offers(self.endpoint, self._control, deadline)
+        offered = yield from coordinator_offers(self.endpoint, self.control, deadline)
         if LOCAL in offered:
             return
         if offered:
@@ -146,7 +142,7 @@ class LocalChannel:
     def declare(self, work: LocalWork, deadline: float) -> Steps[None]:
         """Begins a transaction. RefusedError: there is none."""
         self.messages.check()
-        answer = self._control.send(control_message(Declare()))
+        answer = self.control.send(control_message(Declare()))
         yield from self._answered(answer, deadline)
         txn_id = _items(answer.fields)[:1]
         if answer.code != DECLARED or not txn_id or not isinstance(txn_id[0], bytes):
@@ -157,7 +153,7 @@ class LocalChannel:
         """Commits, or with `fail` rolls back; returns when the broker has said so. RefusedError: the broker says that
         it did not. ConnectionLost, TimedOut: nobody knows."""
         self.messages.check()
-        answer = self._control.send(whole_discharge(work.txn_id, fail=fail))
+        answer = self.control.send(whole_discharge(work.txn_id, fail=fail))
         yield from self._answered(answer, deadline)
         if answer.code != ACCEPTED:
             raise ConnectionLost(Cause.LOST, f"the coordinator answered a discharge with outcome {answer.code:#x}")

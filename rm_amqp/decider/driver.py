@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from dtx.protocol.conditions import RefusedError
 from rm_amqp.channel.work import WorkEvent
-from rm_amqp.connections import CLOSE_S, Connections
+from rm_amqp.connections import CLOSE_S, Connections, not_begun
 from rm_amqp.decider.channel import ROLLED_BACK, LocalBranchWork, LocalChannel, open_local
 from rm_amqp.decider.decision_log import Attempt, DecisionLog, TokenRenewalDue, patience
 from rm_amqp.decider.service_bus import TopicNodes, refuse_unfit
@@ -211,7 +211,10 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         deadline, known = self.connections.deadline(), self._decisions.known(xid.gtrid)
 
         def begun() -> LocalBranch:
-            pooled = self.connections.take_for(xid, deadline, wait=wait)
+            try:
+                pooled = self.connections.pool.acquire(work=True, wait=wait, deadline=deadline)
+            except (ConnectionLost, TimedOut) as why:
+                raise not_begun(why, xid) from None
             branch = LocalBranch(LocalBranchWork(xid, pooled), pooled, known)
             try:
                 pooled.connection.run(pooled.channel.declare(branch.work, deadline))
@@ -282,7 +285,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         return None
 
     def is_lost(self, work: LocalBranchWork) -> bool:
-        return work.pooled.channel.broken
+        return not work.pooled.is_reusable
 
     def lose(self, works: Sequence[LocalBranchWork], why: XaError) -> None:
         """The branches are rollback-only, and their connections given up."""
@@ -405,7 +408,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
     def _undo(self, branch: LocalBranch) -> None:
         """Rolls the local transaction back, by a discharge or by the end of its connection, which is as good."""
         channel, connection = branch.pooled.channel, branch.pooled.connection
-        if channel.broken or not branch.work.txn_id:
+        if not branch.pooled.is_reusable or not branch.work.txn_id:
             return
         try:
             connection.run(channel.undo(branch.work, self.connections.deadline()))

@@ -65,9 +65,9 @@ class DecidingBroker(DecidingSwitch[LocalBranchWork]):
         """How often, in all, a caller has waited for the broker after something was sent."""
         return self.driver.connections.round_trips
 
-    def session(self, rmid: int) -> Session:
-        session: Session = super().session(rmid)
-        return session
+    if TYPE_CHECKING:
+
+        def session(self, rmid: int) -> Session: ...
 
     def diagnose(self, open_string: str) -> Diagnosis:
         """Only browses the queues, over a connection of its own; a broker that makes queues on demand may make them,

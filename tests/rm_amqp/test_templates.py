@@ -72,7 +72,7 @@ def test_commands(command: Any) -> None:
 
 @given(st.text(max_size=300), NUMBERS, COMMANDS)
 def test_requests(reply_to: str, number: int, command: Any) -> None:
-    request = read_request(Requests(reply_to).write(number, command))
+    request = read_request(Requests(reply_to).write(number, coordination(command)))
     assert (request.reply_to, request.correlation) == (reply_to, Ulong(number))
     assert COORDINATION.decode(request.body) == command
 

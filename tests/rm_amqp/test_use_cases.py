@@ -78,7 +78,7 @@ def test_command_channel_is_re_established_by_itself(client: Client, broker: Emb
     client.session.send(queue, Message("x"))
     command = client.rm.driver.connections.commands._channel
     assert command is not None
-    broker.cut_connection(command[0].endpoint)
+    broker.cut_connection(command.endpoint)
     client.end(xid)
     assert client.rm.prepare(xid, RMID) is Code.XA_OK
     assert client.rm.commit(xid, RMID) is Code.XA_OK

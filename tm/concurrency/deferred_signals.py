@@ -92,7 +92,7 @@ class DeferredSignals:
     def begin(self) -> None:
         """To be called by who calls the code. Inside of another piece of code, and in any thread but the main one,
         nothing is replaced. Interrupted: `end` puts back what was replaced."""
-        if not interruptible():
+        if get_ident() != _main:
             return
         self._caller = sys._getframe(1)  # noqa: SLF001 — it is documented
         for number in SIGNALS:

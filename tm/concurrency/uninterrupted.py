@@ -91,7 +91,7 @@ class UninterruptedCalls:
     """The calls of one manager. `break_off` breaks the connections that a call may be waiting for."""
 
     def __init__(self, break_off: Callable[[], object]) -> None:
-        self._break_off = break_off
+        self.break_off = break_off
         self._idle = DeferredSignals(self, break_off)
         self._pid = os.getpid()
         self._under_way: dict[_Call[Any], None] = {}
@@ -107,7 +107,7 @@ class UninterruptedCalls:
 
     def signals(self, about: object) -> DeferredSignals:
         """For callers that do by themselves what `run` does."""
-        return DeferredSignals(about, self._break_off) if interruptible() else self._idle
+        return DeferredSignals(about, self.break_off) if interruptible() else self._idle
 
     def run_for(self, seconds: float, about: object, work: Callable[[], T]) -> T:
         """Carries out `work` on a thread of its own, and waits no longer than `seconds`. StillGoingOn: it goes on.

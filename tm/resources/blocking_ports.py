@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from tm.log import Branch, LogError, LogFull
@@ -22,7 +23,7 @@ from xa.outcome_notes import MAX_NOTE, BranchOutcome
 from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tm.log import Decision, DecisionLog, Heuristic
     from tm.resources import Resource
@@ -58,13 +59,15 @@ class BlockingPorts:
 
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
         if len(branches) == 1 or verb not in _OVERLAPPED:
-            return [cast("Answer", self._send(verb, branch, flags)) for branch in branches]  # no TMASYNC, no handles
+            answered = map(partial(self._send, verb, flags=flags), branches)
+            return list(cast("Iterable[Answer]", answered))  # without TMASYNC there are no handles
 
         answers: list[Answer | Handle | None] = [None] * len(branches)
         try:
             for index, its_flags in self._overlapped(branches, flags):
                 answer = self._send(verb, branches[index], its_flags)
-                if _is_full(answer) and its_flags & TMASYNC and self._collect_all(index, branches, answers):
+                refused = its_flags & TMASYNC and type(answer) is not Handle and _is_full(answer)
+                if refused and self._collect_all(index, branches, answers):
                     answer = self._send(verb, branches[index], its_flags)
                 answers[index] = answer
         finally:  # an interruption of this thread leaves no operation behind that nobody waits for

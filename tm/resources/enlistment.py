@@ -7,6 +7,7 @@ only be rolled back from then on. The exception `RollbackOnly` says so to the tr
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tm.errors import ProtocolMisuse
@@ -59,18 +60,16 @@ class WouldWait(Exception):
     """To enlist the resource may take a while; nothing was done."""
 
 
+@dataclass(slots=True, eq=False)
 class Enlistment:
     """One resource in one transaction: its branch, and the state of the association of the transaction's thread of
     control with it. `joined`: another resource with the same identity has made the branch."""
 
-    __slots__ = ("branch", "joined", "resource", "session", "state")
-
-    def __init__(self, resource: Resource, branch: Branch, *, joined: bool) -> None:
-        self.resource = resource
-        self.branch = branch
-        self.joined = joined
-        self.state = _T0
-        self.session: Any = None
+    resource: Resource
+    branch: Branch
+    joined: bool
+    state: AssociationState = _T0
+    session: Any = None
 
     def failed(self, verb: AssociationVerb, error: XaError) -> None:
         """The state after `verb` raised `error`: by the table, which leaves it alone for a call without effect."""

@@ -234,8 +234,8 @@ class Executor:
             else:
                 self._doubt(transaction, commit)
 
-        if not idle:
-            self._record(transaction, outcome)
+        if not idle and self._recording is not None:
+            self._record(self._recording, transaction, outcome)
         if outcome.pending:
             self._wake_recovery()
 
@@ -250,17 +250,17 @@ class Executor:
             self._live.pop(transaction.gtrid, None)
             self._doubt(transaction, commit)
             self._wake_recovery()
-        self._record(transaction, outcome)
+        if self._recording is not None:
+            self._record(self._recording, transaction, outcome)
 
     def _doubt(self, transaction: LiveTransaction, commit: TwoPhaseCommit) -> None:
         self._ended.doubt(transaction.gtrid, {branch.resource for branch in commit.everybody()})
 
-    def _record(self, transaction: LiveTransaction, outcome: Outcome) -> None:
-        if self._recording is None:
-            return
+    @staticmethod
+    def _record(recording: CompletionRecording, transaction: LiveTransaction, outcome: Outcome) -> None:
         if transaction.waits:
-            self._recording.began(transaction.gtrid)
-        self._recording.completed(outcome)
+            recording.began(transaction.gtrid)
+        recording.completed(outcome)
 
     def _leave(
         self, transaction: LiveTransaction, commit: TwoPhaseCommit, outcome: Outcome, *, interrupted: bool
