@@ -9,7 +9,7 @@ import time
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from rm_amqp.channel.channel import Channel
 from rm_amqp.channel.command_channel import Commands
@@ -37,6 +37,18 @@ CLOSE_S: Final = 2.0
 REAP_S: Final = 0.5
 """How often it is looked after what threads of control have left that are gone."""
 
+NOT_OPEN: Final = "the resource manager is not open"
+
+
+class _NotOpen:
+    """What stands for settings and connections of an instance that is not open: every use is refused."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise xa_error(Code.XAER_PROTO, NOT_OPEN)
+
+
+_NOT_OPEN: Final[Any] = _NotOpen()
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -61,58 +73,38 @@ class Connections(Generic[C]):
         self._lock = threading.Lock()
         """Held while the settings change."""
         self._numbers = itertools.count(1)
-        self._settings: Settings | None = None
+        self.settings: Settings = _NOT_OPEN
+        """The settings in the open string."""
+        self.pool: ChannelPool[C] = _NOT_OPEN
+        """The transactional channels."""
+        self.commands: Commands = _NOT_OPEN
+        """The command channel."""
         self._connector: Connector | None = None
-        self._pool: ChannelPool[C] | None = None
-        self._commands: Commands | None = None
         self._spent = 0
         """Round trips on connections that are closed."""
 
     @property
-    def settings(self) -> Settings:
-        """The settings in the open string."""
-        if self._settings is None:
-            raise _not_open()
-        return self._settings
-
-    @property
-    def pool(self) -> ChannelPool[C]:
-        """The transactional channels."""
-        if self._pool is None:
-            raise _not_open()
-        return self._pool
-
-    @property
-    def commands(self) -> Commands:
-        """The command channel."""
-        if self._commands is None:
-            raise _not_open()
-        return self._commands
-
-    @property
     def is_open(self) -> bool:
         """Whether connections can be made."""
-        return self._pool is not None
+        return self.pool is not _NOT_OPEN
 
     def deadline(self, timeout_s: float | None = None) -> float:
         """The time that is so many seconds from now; None: until when a call that begins now may take."""
         if timeout_s is None:
-            if self._settings is None:
-                raise _not_open()
-            timeout_s = self._settings.timeout_s
+            timeout_s = self.settings.timeout_s
         return self.environment.clock() + timeout_s
 
     @property
     def round_trips(self) -> int:
         """How often, in all, a caller has waited for the broker after something was sent."""
-        pool, commands = self._pool, self._commands
-        return self._spent + (pool.round_trips if pool else 0) + (commands.round_trips if commands else 0)
+        opened = [one for one in (self.pool, self.commands) if one is not _NOT_OPEN]
+        return self._spent + sum(one.round_trips for one in opened)
 
     def use(self, settings: Settings) -> None:
         """From now on connections are made with these settings. Those that are there are closed, where they have
         others."""
         with self._lock:
-            if self._pool is None or settings != self._settings:
+            if not self.is_open or settings != self.settings:
                 self._use(settings)
 
     def _use(self, settings: Settings) -> None:
@@ -129,9 +121,9 @@ class Connections(Generic[C]):
             environment.clock,
             environment.sleep,
         )
-        self._settings = settings
-        self._pool = self.new_pool(settings)
-        self._commands = Commands(self._connector)
+        self.settings = settings
+        self.commands = Commands(self._connector)
+        self.pool = self.new_pool(settings)
 
     @contextmanager
     def borrowed(self) -> Iterator[PooledChannel[C]]:
@@ -150,7 +142,7 @@ class Connections(Generic[C]):
     def new_pool(self, settings: Settings) -> ChannelPool[C]:
         """A pool of channels. Whoever takes another one beside `pool` has to close it."""
         if self._connector is None:
-            raise _not_open()
+            raise xa_error(Code.XAER_PROTO, NOT_OPEN)
         pool = ChannelPool(settings, self._connector, self.environment.clock, self._open_channel)
         self.environment.maintain(pool)
         return pool
@@ -158,40 +150,36 @@ class Connections(Generic[C]):
     def close(self) -> None:
         """Closes every connection."""
         deadline = self.environment.clock() + CLOSE_S
-        pool, self._pool = self._pool, None
-        commands, self._commands = self._commands, None
-        if pool is not None:
+        pool, commands = self._taken_out()
+        if pool is not _NOT_OPEN:
             pool.close_until(deadline)
-            self._spent += pool.round_trips
-        if commands is not None:
             commands.close(deadline)
-            self._spent += commands.round_trips
+            self._spent += pool.round_trips + commands.round_trips
 
     def drop(self) -> None:
         """Closes every connection at once, without a word, as if the process had died."""
-        pool, self._pool = self._pool, None
-        commands, self._commands = self._commands, None
-        if pool is not None:
+        pool, commands = self._taken_out()
+        if pool is not _NOT_OPEN:
             pool.drop()
-        if commands is not None:
             commands.drop()
 
     def break_off(self) -> None:
         """Breaks the connections that are in use, while other threads wait for them."""
-        pool, commands = self._pool, self._commands
-        if pool is not None:
-            pool.break_off()
-        if commands is not None:
-            commands.break_off()
+        for one in (self.pool, self.commands):
+            if one is not _NOT_OPEN:
+                one.break_off()
 
     def forget(self) -> None:
         """The process was forked: the connections are the parent's, and are neither used nor closed here."""
         self._lock = threading.Lock()  # another thread may have held the parent's
-        self._pool = self._commands = self._connector = None
+        self._connector = None
+        self._taken_out()
 
-
-def _not_open() -> XaError:
-    return xa_error(Code.XAER_PROTO, "the resource manager is not open")
+    def _taken_out(self) -> tuple[ChannelPool[C], Commands]:
+        """Its connections, which are not used from here on."""
+        pool, self.pool = self.pool, _NOT_OPEN
+        commands, self.commands = self.commands, _NOT_OPEN
+        return pool, commands
 
 
 def not_begun(why: ConnectionLost | TimedOut, xid: Xid) -> XaError:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from dtx.amqp.values import Map
     from rm_amqp.connection.connection import Connection
-    from rm_amqp.connection.endpoint import Steps
     from rm_amqp.settings import Broker
 
 RESPONSES: Final = 10
@@ -121,15 +120,15 @@ class ManagementClient:
         with suppress(ConnectionLost, TimedOut):
             self._connection.close(time.monotonic() + CLOSE_S)
 
-    def _exchange(self, octets: bytes, deadline: float) -> Steps[tuple[Any, bytes]]:
+    async def _exchange(self, octets: bytes, deadline: float) -> tuple[Any, bytes]:
         endpoint, replies, requests = self._connection.endpoint, self._replies, self._requests
         answer = requests.send(octets)
-        if not (yield from until(endpoint, lambda: answer.there, deadline)):
+        if not (await until(endpoint, lambda: answer.there, deadline)):
             raise TimedOut(f"the broker at {endpoint.broker} did not answer in time")
         if answer.refusal is not None:
             raise RefusedError(answer.refusal)
         while True:
-            if not (yield from until(endpoint, lambda: bool(replies.arrived), deadline)):
+            if not (await until(endpoint, lambda: bool(replies.arrived), deadline)):
                 raise TimedOut(f"the broker at {endpoint.broker} did not answer in time")
             endpoint.check()
             response = read_request(replies.arrived.popleft().octets)
@@ -138,12 +137,12 @@ class ManagementClient:
                 return decode(response.body), response.body
 
 
-def _attach(endpoint: Endpoint, deadline: float) -> Steps[tuple[Receiver, Sender]]:
+async def _attach(endpoint: Endpoint, deadline: float) -> tuple[Receiver, Sender]:
     replies = Receiver(endpoint, None, settled=True, name="reply")
     replies.flow(RESPONSES)
     requests = Sender(endpoint, MANAGEMENT)
     for link in (replies, requests):
-        if not (yield from until(endpoint, lambda link=link: link.answered, deadline)):  # type: ignore[misc]
+        if not (await until(endpoint, lambda link=link: link.answered, deadline)):  # type: ignore[misc]
             endpoint.lose("the broker did not answer in time", Cause.UNREACHABLE)
         endpoint.check()
         if link.refusal is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.amqp.conditions import Condition
 from dtx.protocol.replies import ACCEPTED, REJECTED
 from rm_amqp.connection.connector import connect
-from rm_amqp.connection.endpoint import Endpoint, until
+from rm_amqp.connection.endpoint import Change, Endpoint, until
 from rm_amqp.connection.links import ATTACHED, Sender
 from rm_amqp.errors import Cause, ConnectionLost, TimedOut
 from rm_amqp.settings import parse
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rm_amqp.connection.connection import Connection
-    from rm_amqp.connection.endpoint import Steps
     from rm_amqp.connection.links import Answer
     from rm_amqp.settings import Broker, Settings
 
@@ -92,17 +91,17 @@ class PlainPublisher:
             self.drop()
             raise
 
-    def _send(self, endpoint: Endpoint, deliveries: Sequence[Delivery], deadline: float) -> Steps[None]:
+    async def _send(self, endpoint: Endpoint, deliveries: Sequence[Delivery], deadline: float) -> None:
         sent: list[tuple[Delivery, Answer]] = []
         for delivery in deliveries:
-            sender = yield from self._attached(endpoint, delivery, deadline)
+            sender = await self._attached(endpoint, delivery, deadline)
             if sender is None:
                 continue
             if 0 < sender.max_octets < len(delivery.octets):
                 too_long = f"{len(delivery.octets)} octets; the broker takes at most {sender.max_octets}"
                 delivery.refuse(f"the message has {too_long} for {delivery.address}", final=True)
                 continue
-            there = yield from until(endpoint, lambda: sender.credit > 0 or not sender.alive, deadline)  # noqa: B023 — called before the next turn
+            there = await until(endpoint, lambda: sender.credit > 0 or not sender.alive, deadline)  # noqa: B023 — called before the next turn
             if not there:
                 raise TimedOut(f"the broker takes no messages for {delivery.address} now")
             if not sender.alive:
@@ -111,12 +110,12 @@ class PlainPublisher:
             sent.append((delivery, sender.send(delivery.octets)))
 
         for delivery, answer in sent:
-            if not (yield from until(endpoint, lambda: answer.there, deadline)):  # noqa: B023 — as above
+            if not (await until(endpoint, lambda: answer.there, deadline)):  # noqa: B023 — as above
                 _judge_all(sent)
                 raise TimedOut(f"the broker did not confirm the message for {delivery.address} in time")
         _judge_all(sent)
 
-    def _attached(self, endpoint: Endpoint, delivery: Delivery, deadline: float) -> Steps[Sender | None]:
+    async def _attached(self, endpoint: Endpoint, delivery: Delivery, deadline: float) -> Sender | None:
         """A link to the delivery's address; None: the broker refuses it, and so the delivery."""
         # without the word, ActiveMQ Artemis makes a topic of an address that it does not know, and drops what is sent
         capability = "topic" if delivery.topic else "queue"
@@ -125,13 +124,13 @@ class PlainPublisher:
             while len(self._senders) >= MAX_LINKS:
                 idle = next((known for known, one in self._senders.items() if one.idle), None)
                 if idle is None:
-                    yield deadline
+                    await Change(endpoint, deadline)
                     endpoint.check()
                     continue
                 self._senders.pop(idle).close()
             sender = Sender(endpoint, delivery.address, [capability])
             self._senders[delivery.address, capability] = sender
-            if not (yield from until(endpoint, lambda: sender.answered, deadline)):
+            if not (await until(endpoint, lambda: sender.answered, deadline)):
                 raise TimedOut("the broker did not answer the attach in time")
 
         if sender.state is not ATTACHED:

@@ -76,9 +76,9 @@ class Operations:
     def receive(self, address: str, timeout_s: float | None, *, acquire: bool) -> Operation[Message]:
         deadline = self.deadline(timeout_s)
 
-        def steps(links: MessageLinks, work: Work | None) -> Steps[Message]:
+        async def steps(links: MessageLinks, work: Work | None) -> Message:
             patience = max(deadline, self.deadline(None))
-            arrived = yield from links.receive(address, work, deadline, patience, acquire=acquire)
+            arrived = await links.receive(address, work, deadline, patience, acquire=acquire)
             if arrived is None:
                 raise NoMessage(f"no message from {address} in time")
             return _taken(links, work, arrived)
@@ -90,9 +90,9 @@ class Operations:
             raise xa_error(Code.XAER_INVAL, f"receive_batch: count {count} is below 1")
         deadline = self.deadline(timeout_s)
 
-        def steps(links: MessageLinks, work: Work | None) -> Steps[list[Message]]:
+        async def steps(links: MessageLinks, work: Work | None) -> list[Message]:
             patience = max(deadline, self.deadline(None))
-            batch = yield from links.receive_batch(address, count, work, deadline, patience)
+            batch = await links.receive_batch(address, count, work, deadline, patience)
             taken: list[Message] = []
             for number, arrived in enumerate(batch):
                 try:
@@ -120,12 +120,12 @@ class Operations:
         return steps
 
     def send_batch(self, address: str, messages: Sequence[bytes]) -> Operation[None]:
-        def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
+        async def steps(links: MessageLinks, work: Work | None) -> None:
             if work is not None:
-                yield from links.post(address, messages, work, self.deadline(None))
+                await links.post(address, messages, work, self.deadline(None))
                 return
             for octets in messages:
-                yield from links.send(address, octets, None, self.deadline(None))
+                await links.send(address, octets, None, self.deadline(None))
 
         return steps
 
@@ -149,8 +149,7 @@ class Operations:
     def close(receiver: Browser) -> Operation[None]:
         """It is not needed any more."""
 
-        def steps(_links: MessageLinks, _work: Work | None) -> Steps[None]:
-            yield from ()
+        async def steps(_links: MessageLinks, _work: Work | None) -> None:
             receiver.close()
 
         return steps
@@ -159,8 +158,7 @@ class Operations:
     def decide(message: Message, outcome: bytes) -> Operation[None]:
         """The outcome of a message, when the branch is committed."""
 
-        def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
-            yield from ()
+        async def steps(links: MessageLinks, work: Work | None) -> None:
             held = _held(links, work, message)
             links.check_outcome(outcome)
             held.outcome = outcome
@@ -171,8 +169,7 @@ class Operations:
     def explain(message: Message, reason: str) -> Operation[None]:
         """What a message has failed with, for a branch that is rolled back now."""
 
-        def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
-            yield from ()
+        async def steps(links: MessageLinks, work: Work | None) -> None:
             held = _held(links, work, message)
             told = modify(failed=True, undeliverable=False, annotations={Symbol(RETRY_REASON): reason})
             if links.offers(OUTCOMES_OF_ROLLBACK):
@@ -186,8 +183,7 @@ class Operations:
     def excuse(messages: Sequence[Message], reason: str) -> Operation[bool]:
         """Messages that a rollback of the branch is not to count as delivered in vain."""
 
-        def steps(links: MessageLinks, work: Work | None) -> Steps[bool]:
-            yield from ()
+        async def steps(links: MessageLinks, work: Work | None) -> bool:
             if not links.offers(OUTCOMES_OF_ROLLBACK):
                 return False
             notes: Map = {Symbol(RETRY_APART): True}
@@ -206,11 +202,11 @@ class Operations:
             for name, value in annotations.items()
         }
 
-        def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
+        async def steps(links: MessageLinks, work: Work | None) -> None:
             octets = _held(links, work, message).arrived.octets
             octets = with_header(octets, read_header(octets), delivery_count=0, ttl_ms=None)
             octets = with_message_annotations(octets, told, without=RETRIED)
-            yield from links.send(address, octets, work, self.deadline(None))
+            await links.send(address, octets, work, self.deadline(None))
 
         return steps
 
@@ -220,12 +216,12 @@ class Operations:
         told: Map = {Symbol(name): _plain_annotation(value) for name, value in annotations.items()}
         told[Symbol(DELIVERY_DELAY)] = Long(delay_ms)
 
-        def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
+        async def steps(links: MessageLinks, work: Work | None) -> None:
             octets = _held(links, work, message).arrived.octets
             header = read_header(octets)
             octets = with_header(octets, header, delivery_count=0, ttl_ms=header.ttl_ms)
             octets = with_message_annotations(octets, told)
-            yield from links.send(address, octets, work, self.deadline(None))
+            await links.send(address, octets, work, self.deadline(None))
 
         return self.delayed(steps)
 

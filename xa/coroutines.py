@@ -1,4 +1,4 @@
-"""drive() and awaited() run a coroutine of ours without an event loop.
+"""drive() runs a coroutine of ours without an event loop.
 
 The algorithms of this product (the two-phase commit, a recovery pass, the rounds of a consumer, the protocol of
 pipelines, the election of a token founder) are coroutines. They do no I/O themselves: they `await` the methods of their
@@ -7,8 +7,8 @@ ports. So there is one algorithm for every kind of caller:
 - In a thread the ports block. Awaiting such a port never suspends the coroutine, so that one `send` runs it to its end.
   That is what `drive` does.
 - In asyncio a coroutine is awaited, as any other, with ports that await the event loop.
-- Over a connection whose work is written as generators (`rm_amqp.connection.endpoint`), the ports await these by
-  `awaited`, and the code that runs the generators runs the coroutine: `yield from coroutine.__await__()`.
+- Over a connection (`rm_amqp.connection`, `rm_db.server`) a coroutine is suspended where it has to wait, and gives out
+  what for; the code that waits resumes it.
 - In a test the ports are models. They suspend the coroutine before every answer (`suspension`), so that a scheduler
   decides which coroutine goes on, and which never does.
 """
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
 
 T = TypeVar("T")
-Y = TypeVar("Y")
 
 
 def drive(steps: Coroutine[None, None, T]) -> T:
@@ -35,12 +34,6 @@ def drive(steps: Coroutine[None, None, T]) -> T:
         return result
     steps.close()
     raise RuntimeError(f"{steps!r} was suspended, and nothing can resume it")
-
-
-@coroutine
-def awaited(steps: Generator[Y, None, T]) -> Generator[Y, None, T]:
-    """Returns or raises the result of `steps`; the values that they yield go to the code that runs the coroutine."""
-    return (yield from steps)
 
 
 @coroutine

@@ -12,7 +12,7 @@ broker refuses the end, and so the prepare, of a branch in which anything that w
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.protocol.capabilities import DISTRIBUTED
 from dtx.protocol.commands import Discharge, End, Start
@@ -20,9 +20,9 @@ from dtx.protocol.conditions import RefusedError, refused
 from rm_amqp.channel.encoded_commands import control_message, read_vote, start_message
 from rm_amqp.channel.message_links import MessageLinks
 from rm_amqp.channel.work import SUSPENDED, WorkEvent
-from rm_amqp.connection.endpoint import until
+from rm_amqp.connection.endpoint import Change, until
 from rm_amqp.connection.links import ATTACHED, Control
-from rm_amqp.errors import Cause, ConnectionLost, TimedOut
+from rm_amqp.errors import Cause, ConnectionLost
 from xa import ROLLBACK_CODES, Code
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from rm_amqp.connection.endpoint import Endpoint, Steps
     from rm_amqp.connection.links import Answer
     from rm_amqp.settings import Settings
+
+
+LATE: Final = "the coordinator did not answer in time"
 
 
 class Channel(Protocol):
@@ -63,9 +66,9 @@ class DistributedChannel:
         self.messages = MessageLinks(endpoint, settings, self.control)
         self._txn_numbers = count(1)
 
-    def verify(self, deadline: float) -> Steps[None]:
+    async def verify(self, deadline: float) -> None:
         """ConnectionLost where the broker has no distributed transactions."""
-        offered = yield from coordinator_offers(self.endpoint, self.control, deadline)
+        offered = await coordinator_offers(self.endpoint, self.control, deadline)
         if DISTRIBUTED not in offered:
             offers = ", ".join(offered) or "nothing that it names"
             raise unusable(
@@ -80,7 +83,7 @@ class DistributedChannel:
         ahead = self._settings.ahead and not join
         return self._begun(work, self._start_message(work, join=join), deadline, ahead=ahead)
 
-    def _begun(self, work: Work, message: bytes, deadline: float, *, ahead: bool) -> Steps[None]:
+    async def _begun(self, work: Work, message: bytes, deadline: float, *, ahead: bool) -> None:
         if self.control.state is not ATTACHED:
             self.messages.check()
         answer = self.control.send(message)
@@ -88,16 +91,16 @@ class DistributedChannel:
             work.opening = answer
         else:
             while not answer.there:
-                yield self._checked(deadline)
+                await Change(self.endpoint, deadline, LATE)
             if answer.refusal is not None or answer.lost:
                 raise self._error(answer)
         work.move(WorkEvent.BEGIN)
 
-    def resume(self, work: Work, deadline: float) -> Steps[None]:
+    async def resume(self, work: Work, deadline: float) -> None:
         """Goes on with suspended work. RefusedError: it does not; with a rollback code the work has ended."""
         self.messages.check()
         try:
-            yield from self._answered(self.control.send(self._start_message(work, resume=True)), deadline)
+            await self._answered(self.control.send(self._start_message(work, resume=True)), deadline)
         except RefusedError as error:
             if error.refusal.code in ROLLBACK_CODES:
                 work.move(WorkEvent.END)
@@ -115,7 +118,7 @@ class DistributedChannel:
         """
         return self._end(work, WorkEvent.END, deadline, fail=fail)
 
-    def _end(self, work: Work, event: WorkEvent, deadline: float, *, fail: bool) -> Steps[None]:
+    async def _end(self, work: Work, event: WorkEvent, deadline: float, *, fail: bool) -> None:
         self.messages.check()
         work.failed = work.failed or fail
         if work.state is SUSPENDED:
@@ -123,7 +126,7 @@ class DistributedChannel:
             work.opening = self.control.send(self._start_message(work, resume=True))
         else:
             self._finish(work)
-            yield from self.messages.all_sent(work, deadline)
+            await self.messages.all_sent(work, deadline)
 
         opening, work.opening = work.opening, None
         suspend = event is WorkEvent.SUSPEND
@@ -131,35 +134,35 @@ class DistributedChannel:
         answer = self.control.send(control_message(command))
         try:
             if opening is not None:
-                yield from self._answered(opening, deadline)
-            yield from self._answered(answer, deadline)
+                await self._answered(opening, deadline)
+            await self._answered(answer, deadline)
             if not fail:
                 why = _swallowed(work)
                 if why:
-                    yield from self._fail(work, deadline, suspended=suspend)
+                    await self._fail(work, deadline, suspended=suspend)
                     raise refused(Code.XA_RBOTHER, why, work.xid)
         except RefusedError:
             work.move(WorkEvent.END)
             raise
         work.move(event)
 
-    def end_and_prepare(self, work: Work, deadline: float) -> Steps[Answer]:
+    async def end_and_prepare(self, work: Work, deadline: float) -> Answer:
         """Tells what became of the work's messages, its end, and prepare, in one write; `vote` says what came of it."""
         if self.control.state is not ATTACHED:
             self.messages.check()
         message = control_message(End(work.txn_id, prepare=True))
         self._finish(work)
-        yield from self.messages.all_sent(work, deadline)
+        await self.messages.all_sent(work, deadline)
         return self.control.send(message)
 
-    def vote(self, work: Work, answer: Answer, deadline: float) -> Steps[Code]:
+    async def vote(self, work: Work, answer: Answer, deadline: float) -> Code:
         """The vote. RefusedError: with a rollback code the work has ended, and the branch can't be prepared; with
         another one neither is known, and the branch is not to be committed."""
         opening, work.opening = work.opening, None
         if opening is not None:
-            yield from self._answered(opening, deadline)
+            await self._answered(opening, deadline)
         while not answer.there:
-            yield self._checked(deadline)
+            await Change(self.endpoint, deadline, LATE)
         if answer.refusal is not None or answer.lost:
             raise self._error(answer)
         why = _swallowed(work)
@@ -172,12 +175,12 @@ class DistributedChannel:
         work.leave()
         work.unread = self.messages.stop_acquiring() or work.unread
 
-    def _fail(self, work: Work, deadline: float, *, suspended: bool) -> Steps[None]:
+    async def _fail(self, work: Work, deadline: float, *, suspended: bool) -> None:
         """Makes the branch of work that has ended, or is suspended, rollback-only."""
         start = self._start_message(work, resume=suspended, join=not suspended)
         messages = start, control_message(Discharge(work.txn_id, fail=True))
         for answer in [self.control.send(message) for message in messages]:
-            yield from self._answered(answer, deadline)
+            await self._answered(answer, deadline)
 
     # -- the control link
     def _start_message(self, work: Work, *, resume: bool = False, join: bool = False) -> bytes:
@@ -187,10 +190,10 @@ class DistributedChannel:
         timeout_s = None if join or resume else self._settings.branch_timeout_s or None
         return start_message(Start(work.xid, join, resume, work.txn_id, timeout_s))
 
-    def _answered(self, answer: Answer, deadline: float) -> Steps[None]:
+    async def _answered(self, answer: Answer, deadline: float) -> None:
         """Waits for what came of a control message. RefusedError: it was refused."""
         while not answer.there:
-            yield self._checked(deadline)
+            await Change(self.endpoint, deadline, LATE)
         if answer.refusal is not None or answer.lost:
             raise self._error(answer)
 
@@ -200,27 +203,19 @@ class DistributedChannel:
         why = self.endpoint.lost
         return why.again() if why is not None else ConnectionLost(Cause.LOST, "the broker closed the control link")
 
-    def _checked(self, deadline: float) -> float:
-        """The deadline, where the answer may still come until then."""
-        if self.endpoint.lost is not None:
-            raise self.endpoint.lost.again()
-        if self.endpoint.clock() >= deadline:
-            raise TimedOut("the coordinator did not answer in time")
-        return deadline
 
-
-def open_distributed(endpoint: Endpoint, settings: Settings, deadline: float) -> Steps[DistributedChannel]:
+async def open_distributed(endpoint: Endpoint, settings: Settings, deadline: float) -> DistributedChannel:
     """A channel over this connection, whose broker has distributed transactions."""
     channel = DistributedChannel(endpoint, settings)
-    yield from channel.verify(deadline)
+    await channel.verify(deadline)
     return channel
 
 
-def coordinator_offers(endpoint: Endpoint, control: Control, deadline: float) -> Steps[Sequence[str]]:
+async def coordinator_offers(endpoint: Endpoint, control: Control, deadline: float) -> Sequence[str]:
     """The capabilities that the coordinator announces. ConnectionLost: there is no coordinator."""
     answered = endpoint.lost is None
     try:
-        answered = yield from until(endpoint, lambda: control.answered, deadline)
+        answered = await until(endpoint, lambda: control.answered, deadline)
     except ConnectionLost:
         if endpoint.ended is None:
             raise

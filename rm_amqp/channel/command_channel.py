@@ -19,7 +19,7 @@ from dtx.amqp.composites import WireError
 from dtx.protocol.addresses import COORDINATION as ADDRESS
 from dtx.protocol.conditions import Refusal, RefusedError
 from rm_amqp.channel.encoded_commands import Requests, read_reply, read_response
-from rm_amqp.connection.endpoint import until
+from rm_amqp.connection.endpoint import Change, until
 from rm_amqp.connection.links import ATTACHED, Receiver, Sender
 from rm_amqp.errors import Cause, ConnectionLost, TimedOut
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from dtx.protocol.replies import Reply
     from rm_amqp.connection.connection import Connection
-    from rm_amqp.connection.endpoint import Steps
 
 RESPONSES: Final = 1000
 """Responses that may be on their way."""
@@ -64,10 +63,10 @@ class CommandChannel:
         """Whether it can't be used any more."""
         return self._stale or self._replies.state is not ATTACHED or self._requests.state is not ATTACHED
 
-    def open(self, deadline: float) -> Steps[None]:
+    async def open(self, deadline: float) -> None:
         """Waits until requests can be sent."""
         for link in (self._replies, self._requests):
-            if not (yield from until(self.endpoint, lambda link=link: link.answered, deadline)):  # type: ignore[misc]
+            if not (await until(self.endpoint, lambda link=link: link.answered, deadline)):  # type: ignore[misc]
                 self.endpoint.lose("the broker did not answer in time", Cause.UNREACHABLE)
             self.endpoint.check()
             if link.refusal is not None:
@@ -86,7 +85,7 @@ class CommandChannel:
         self._waiting[request.number] = request
         return request
 
-    def answer(self, request: Request, deadline: float) -> Steps[Reply]:
+    async def answer(self, request: Request, deadline: float) -> Reply:
         """Waits for the answer. RefusedError: it is a refusal. TimedOut, ConnectionLost: nobody knows."""
         while not self.answered(request):
             if self.broken:
@@ -95,7 +94,7 @@ class CommandChannel:
                 self._waiting.pop(request.number, None)
                 self._stale = True
                 raise TimedOut(f"the broker at {self.endpoint.broker} did not answer in time")
-            yield deadline
+            await Change(self.endpoint, deadline)
         if isinstance(request.reply, Refusal):
             raise RefusedError(request.reply)
         assert request.reply is not None  # noqa: S101 — it is answered
@@ -138,10 +137,10 @@ class CommandChannel:
                 )
 
 
-def open_command_channel(connection: Connection, deadline: float) -> Steps[CommandChannel]:
+async def open_command_channel(connection: Connection, deadline: float) -> CommandChannel:
     """A command channel over this connection, which takes requests."""
     channel = CommandChannel(connection)
-    yield from channel.open(deadline)
+    await channel.open(deadline)
     return channel
 
 

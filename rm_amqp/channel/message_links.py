@@ -23,7 +23,7 @@ from dtx.protocol.conditions import RefusedError, refused
 from dtx.protocol.replies import ACCEPTED
 from rm_amqp.channel.nodes import Queues
 from rm_amqp.channel.work import ACTIVE
-from rm_amqp.connection.endpoint import until
+from rm_amqp.connection.endpoint import Change, until
 from rm_amqp.connection.links import ATTACHED, BulkReceiver, Receiver, Sender
 from rm_amqp.errors import TimedOut
 from xa import Code, xa_error
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from rm_amqp.channel.nodes import Nodes, Peek
     from rm_amqp.channel.work import Work
-    from rm_amqp.connection.endpoint import Endpoint, Steps
+    from rm_amqp.connection.endpoint import Endpoint
     from rm_amqp.connection.links import Arrived, Control, Link
     from rm_amqp.settings import Settings
 
@@ -109,36 +109,34 @@ class MessageLinks:
             raise RefusedError(link.refusal)
 
     # -- sending
-    def send(self, address: str, octets: bytes, work: Work | None, deadline: float) -> Steps[None]:
+    async def send(self, address: str, octets: bytes, work: Work | None, deadline: float) -> None:
         """Sends a message; it is the broker's when this returns, or when the branch is committed."""
         self.check_work(work)
         sender = self._senders.get(address)
         if sender is None or sender.state is not ATTACHED:
-            sender = yield from self.attached_sender(address, deadline)
+            sender = await self.attached_sender(address, deadline)
             self.check_work(work)
         self._check_size(sender, octets)
         while sender.credit <= 0:
             self._check_link(sender)
-            if self._endpoint.clock() >= deadline:
-                raise TimedOut(f"the broker takes no messages for {address} now")
-            yield deadline
+            await Change(self._endpoint, deadline, f"the broker takes no messages for {address} now")
             self.check_work(work)
 
         if work is not None:
             work.post(sender, octets)
             return
         answer = sender.send(octets)
-        if not (yield from until(self._endpoint, lambda: answer.there, deadline)):
+        if not (await until(self._endpoint, lambda: answer.there, deadline)):
             raise TimedOut(f"the broker did not confirm the message for {address}")
         if answer.refusal is not None:
             raise RefusedError(answer.refusal)
 
-    def post(self, address: str, messages: Sequence[bytes], work: Work, deadline: float) -> Steps[None]:
+    async def post(self, address: str, messages: Sequence[bytes], work: Work, deadline: float) -> None:
         """Sends many messages. If the broker refuses one, the end of the branch raises the error."""
         self.check_work(work)
         sender = self._senders.get(address)
         if sender is None or sender.state is not ATTACHED:
-            sender = yield from self.attached_sender(address, deadline)
+            sender = await self.attached_sender(address, deadline)
             self.check_work(work)
 
         self._check_size(sender, max(messages, key=len, default=b""))
@@ -151,9 +149,7 @@ class MessageLinks:
             if sent >= len(messages):
                 break
             self._check_link(sender)
-            if self._endpoint.clock() >= deadline:
-                raise TimedOut(f"the broker takes no messages for {address} now")
-            yield deadline
+            await Change(self._endpoint, deadline, f"the broker takes no messages for {address} now")
             self.check_work(work)
 
     @staticmethod
@@ -164,20 +160,17 @@ class MessageLinks:
             )
             raise refused(Code.XAER_INVAL, told, condition=Condition.MESSAGE_SIZE)
 
-    def all_sent(self, work: Work, deadline: float) -> Steps[None]:
+    async def all_sent(self, work: Work, deadline: float) -> None:
         """Waits until every message has left, because the end may not overtake one that waits for credit."""
         if work.senders:
             self._endpoint.stage()
         for sender in work.senders:
             while sender.queued:
-                self._endpoint.check()
-                if self._endpoint.clock() >= deadline:
-                    raise TimedOut("the broker did not take all messages in time")
-                yield deadline
+                await Change(self._endpoint, deadline, "the broker did not take all messages in time")
                 self._endpoint.stage()
 
     # -- receiving
-    def receive(
+    async def receive(
         self,
         address: str,
         work: Work | None,
@@ -185,14 +178,14 @@ class MessageLinks:
         patience: float,
         *,
         acquire: bool = False,
-    ) -> Steps[Arrived | None]:
+    ) -> Arrived | None:
         """The next message from an address, None where none comes until `deadline`. With `acquire` the branch has
         taken it already when it comes. `patience` bounds what the broker may take to say that there is none."""
         self.check_work(work)
         acquire = acquire and not self._nodes.confirms
         if self.recall:
-            yield from self._return_prefetched(work, patience)
-        receiver = yield from self.attached_receiver(address, work, patience, acquire=acquire)
+            await self._return_prefetched(work, patience)
+        receiver = await self.attached_receiver(address, work, patience, acquire=acquire)
         prefetch = 0 if acquire else self._settings.prefetch
         while not receiver.arrived:
             self._check_link(receiver)
@@ -200,9 +193,9 @@ class MessageLinks:
             if receiver.credit <= 0:
                 receiver.flow(prefetch or 1)
             if self._endpoint.clock() >= deadline:
-                yield from self._drained(receiver, work, patience)
+                await self._drained(receiver, work, patience)
                 break
-            yield deadline
+            await Change(self._endpoint, deadline)
 
         self.check_work(work)  # nobody would say what became of a message that is taken after the end
         if not receiver.arrived:
@@ -210,14 +203,14 @@ class MessageLinks:
         _prefetch(receiver, prefetch, 1)
         return receiver.arrived.popleft()
 
-    def receive_batch(
+    async def receive_batch(
         self, address: str, count: int, work: Work | None, deadline: float, patience: float
-    ) -> Steps[list[Arrived]]:
+    ) -> list[Arrived]:
         """The first message that comes until `deadline`, and what else the broker has at once, at most `count`."""
         self.check_work(work)
         if self.recall:
-            yield from self._return_prefetched(work, patience)
-        receiver = yield from self.attached_receiver(address, work, patience, acquire=False)
+            await self._return_prefetched(work, patience)
+        receiver = await self.attached_receiver(address, work, patience, acquire=False)
         missing = count - len(receiver.arrived) - receiver.credit
         if missing > 0:
             receiver.flow(missing)
@@ -225,21 +218,22 @@ class MessageLinks:
         while not receiver.arrived and self._endpoint.clock() < deadline:
             self._check_link(receiver)
             self.check_work(work)
-            yield deadline
+            await Change(self._endpoint, deadline)
         if len(receiver.arrived) < count and receiver.credit > 0:
-            yield from self._drained(receiver, work, patience)
+            await self._drained(receiver, work, patience)
         if _prefetch(receiver, self._settings.prefetch, min(count, len(receiver.arrived))) >= SOON:
-            yield self._endpoint.clock()  # the broker sends them while the batch is read and handled
+            # the broker sends them while the batch is read and handled
+            await Change(self._endpoint, self._endpoint.clock())
             self._check_link(receiver)
         self.check_work(work)
         return [receiver.arrived.popleft() for _ in range(min(count, len(receiver.arrived)))]
 
-    def gather(self, address: str, count: int, work: Work, patience: float) -> Steps[list[bytes]]:
+    async def gather(self, address: str, count: int, work: Work, patience: float) -> list[bytes]:
         """The messages that an address has now, at most `count`: taken by the branch, in the order in which it holds
         them."""
         self.check_work(work)
         if not work.takes_in_bulk:
-            found = yield from self.receive_batch(address, count, work, self._endpoint.clock(), patience)
+            found = await self.receive_batch(address, count, work, self._endpoint.clock(), patience)
             for arrived in found:
                 work.hold(arrived, arrived)
             return [arrived.octets for arrived in found]
@@ -249,10 +243,10 @@ class MessageLinks:
             self._bulk_receivers.pop(address, None)
             self._make_room(self._bulk_receivers)
             receiver = self._bulk_receivers[address] = BulkReceiver(self._endpoint, address, name="gather")
-            yield from self.attached(receiver, patience)
+            await self.attached(receiver, patience)
         self._acquire_for(work, receiver)
         receiver.flow(count)
-        yield from self._drained(receiver, work, patience)
+        await self._drained(receiver, work, patience)
         self._check_link(receiver)
         self.check_work(work)
         return receiver.take()
@@ -286,83 +280,81 @@ class MessageLinks:
         receiver.close()
         return False
 
-    def _return_prefetched(self, work: Work | None, patience: float) -> Steps[None]:
+    async def _return_prefetched(self, work: Work | None, patience: float) -> None:
         for receiver in [receiver for receiver in self._receivers.values() if receiver.attached]:
-            yield from self._drained(receiver, work, patience)
+            await self._drained(receiver, work, patience)
             receiver.give_back()
         self.recall = False
 
-    def _drained(self, receiver: Receiver, work: Work | None, patience: float) -> Steps[None]:
+    async def _drained(self, receiver: Receiver, work: Work | None, patience: float) -> None:
         """The broker sends what it has, up to the credit, and gives back the rest."""
         if receiver.credit > 0 and not receiver.draining:
             receiver.drain()
         while receiver.draining:
             self._check_link(receiver)
             self.check_work(work)
-            if self._endpoint.clock() >= patience:
-                raise TimedOut(f"the broker did not say in time that {receiver.address} is empty")
-            yield patience
+            await Change(self._endpoint, patience, f"the broker did not say in time that {receiver.address} is empty")
 
     # -- reading without taking
-    def browser(self, address: str, work: Work | None, deadline: float) -> Steps[Browser]:
+    async def browser(self, address: str, work: Work | None, deadline: float) -> Browser:
         """Reads an address without taking anything from it."""
         self.check_work(work)
-        peek = yield from self._nodes.peek(self._endpoint, address, deadline)
+        peek = await self._nodes.peek(self._endpoint, address, deadline)
         if peek is not None:
             return peek
         receiver = Receiver(
             self._endpoint, address, settled=True, browse=True, name="browse", capabilities=self._nodes.capabilities
         )
-        yield from self.attached(receiver, deadline)
+        await self.attached(receiver, deadline)
         return receiver
 
-    def browse(self, receiver: Browser, work: Work | None, deadline: float) -> Steps[list[Arrived]]:
+    async def browse(self, receiver: Browser, work: Work | None, deadline: float) -> list[Arrived]:
         """The next messages that it reads; fewer than BROWSED at the end."""
         if not isinstance(receiver, Receiver):
             self.check_work(work)
-            return (yield from receiver.page(BROWSED, deadline))
+            return await receiver.page(BROWSED, deadline)
         self._check_link(receiver)
         receiver.flow(BROWSED)
-        yield from self._drained(receiver, work, deadline)
+        await self._drained(receiver, work, deadline)
         self._check_link(receiver)
         found = list(receiver.arrived)
         receiver.arrived.clear()
         return found
 
-    def reader(self, address: str, deadline: float) -> Steps[BulkReceiver]:
+    async def reader(self, address: str, deadline: float) -> BulkReceiver:
         """A link that reads an address in bulk, taking nothing from it."""
         self.check()
         receiver = BulkReceiver(self._endpoint, address, browse=True, name="read")
-        yield from self.attached(receiver, deadline)
+        await self.attached(receiver, deadline)
         return receiver
 
-    def read(self, receiver: BulkReceiver, count: int, deadline: float) -> Steps[list[bytes]]:
+    async def read(self, receiver: BulkReceiver, count: int, deadline: float) -> list[bytes]:
         """The next messages that the link reads, at most `count`; none at the end."""
         self._check_link(receiver)
         receiver.flow(count)
-        yield from self._drained(receiver, None, deadline)
+        await self._drained(receiver, None, deadline)
         self._check_link(receiver)
         return receiver.take()
 
     # -- attaching
-    def attached(self, link: Link, deadline: float) -> Steps[None]:
+    async def attached(self, link: Link, deadline: float) -> None:
         """Waits until the broker has attached a link. RefusedError: it does not."""
-        if not (yield from until(self._endpoint, lambda: link.answered, deadline)):
+        if not (await until(self._endpoint, lambda: link.answered, deadline)):
             raise TimedOut("the broker did not answer the attach in time")
         self._check_link(link)
 
-    def attached_sender(self, address: str, deadline: float) -> Steps[Sender]:
+    async def attached_sender(self, address: str, deadline: float) -> Sender:
         """A link to an address, made where there is none."""
         sender = self._senders.get(address)
         if sender is None or sender.state is not ATTACHED:
             self._senders.pop(address, None)
             self._make_room(self._senders)
-            yield from self._nodes.check(self._endpoint, address, deadline)
+            await self._nodes.check(self._endpoint, address, deadline)
             sender = self._senders[address] = self._nodes.sender(self._endpoint, address)
-            yield from self.attached(sender, deadline)
+            await self.attached(sender, deadline)
         return sender
 
-    def attached_receiver(self, address: str, work: Work | None, deadline: float, *, acquire: bool) -> Steps[Receiver]:
+    async def attached_receiver(self, address: str, work: Work | None, deadline: float, *, acquire: bool) -> Receiver:
         """A link from an address, made where there is none. With `acquire` the broker acquires what it sends over it
         from now on for the work's branch."""
         receiver = self._receivers.get((address, acquire))
@@ -372,7 +364,7 @@ class MessageLinks:
             name = "acquire" if acquire else "receive"
             receiver = self._nodes.receiver(self._endpoint, address, name)
             self._receivers[address, acquire] = receiver
-            yield from self.attached(receiver, deadline)
+            await self.attached(receiver, deadline)
         receiver.used = True
         if acquire and work is not None:
             self._acquire_for(work, receiver)
@@ -420,14 +412,14 @@ class MessageLinks:
                 receiver.give_back()
             receiver.resting_since = math.inf
 
-    def empty(self, deadline: float) -> Steps[None]:
+    async def empty(self, deadline: float) -> None:
         """The channel is about to be closed: what was prefetched is given back, and what is on its way. Nobody has seen
         it, so that it does not count as delivered, as it would with the end of its link."""
         receivers = [receiver for receiver in self._receivers.values() if receiver.attached]
         for receiver in receivers:
             if receiver.credit > 0:
                 receiver.drain()
-        yield from until(self._endpoint, lambda: not any(one.draining for one in receivers), deadline)
+        await until(self._endpoint, lambda: not any(one.draining for one in receivers), deadline)
         for receiver in receivers:
             receiver.give_back()
 

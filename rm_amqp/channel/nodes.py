@@ -75,9 +75,8 @@ class Queues:
     def check_outcome(self, outcome: bytes) -> None:
         """Every outcome means what AMQP says."""
 
-    def check(self, endpoint: Endpoint, address: str, deadline: float) -> Steps[None]:
+    async def check(self, endpoint: Endpoint, address: str, deadline: float) -> None:
         del endpoint, address, deadline
-        yield from ()
 
     def sender(self, endpoint: Endpoint, address: str) -> Sender:
         return Sender(endpoint, address, self.capabilities)
@@ -85,7 +84,6 @@ class Queues:
     def receiver(self, endpoint: Endpoint, address: str, name: str) -> Receiver:
         return Receiver(endpoint, address, name=name, capabilities=self.capabilities)
 
-    def peek(self, endpoint: Endpoint, address: str, deadline: float) -> Steps[Peek | None]:
+    async def peek(self, endpoint: Endpoint, address: str, deadline: float) -> Peek | None:
         del endpoint, address, deadline
-        yield from ()
         return None

@@ -177,7 +177,7 @@ class SocketConnection:
             self._in_step = True
 
             try:
-                deadline = next(steps)
+                deadline = steps.send(None)
                 while True:
                     self._flush()
                     octets = self._wait(deadline, ready)
@@ -185,7 +185,7 @@ class SocketConnection:
                         self.endpoint.received(octets)
                     if self._waiters or self._runs:
                         self._notify(reads=True)
-                    deadline = next(steps)
+                    deadline = steps.send(None)
             except StopIteration as end:
                 if not later:
                     self._flush()
@@ -311,7 +311,7 @@ class SocketConnection:
     def _advance(self, run: StepsRun[T]) -> None:
         run.reads = run.writes = False
         try:
-            run.deadline = next(run.steps)
+            run.deadline = run.steps.send(None)
             self._flush()
         except StopIteration as end:
             run.result = end.value

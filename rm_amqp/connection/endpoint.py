@@ -6,26 +6,27 @@ links (`rm_amqp.connection.links`), and in the endpoint's state:
 
     OPENING --open--> OPEN --lose--> LOST        (OPENING --lose--> LOST, too)
 
-What is done over a connection is written as `Steps`: a generator that yields whenever it has to wait. Whoever drives an
-endpoint lets one thread at a time in.
+What is done over a connection is written as `Steps`: coroutines (`docs/decisions/0022-coroutines-over-ports.md`) that
+await a `Change` where they have to wait. Whoever drives an endpoint lets one thread at a time in.
 """
 
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
 
 from dtx.amqp.sasl import SaslClient
 from rm_amqp.connection import proton
 from rm_amqp.connection.dispositions import DISPOSITION, join_dispositions
 from rm_amqp.connection.frames import OutgoingFrames
 from rm_amqp.connection.tls import TlsLayer
-from rm_amqp.errors import Cause, ConnectionLost
+from rm_amqp.errors import Cause, ConnectionLost, TimedOut
 from xa.machine import Member
 from xa.tls import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Coroutine, Generator
     from typing import TypeVar
 
     from dtx.protocol.conditions import Refusal
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from rm_amqp.settings import Broker, Settings
 
     T = TypeVar("T")
-    Steps = Generator[float, None, T]
-    """An operation over an endpoint. It yields the time, on the endpoint's clock, until which it waits for something to
-    happen; it is resumed when something did or that time has come, and returns its result."""
+    Steps = Coroutine[float, None, T]
+    """An operation over an endpoint. It is suspended where it awaits a `Change`, and resumed when something has
+    happened or that time has come."""
 
 MAX_FRAME: Final = 65_536
 WINDOW: Final = 2048 * MAX_FRAME
@@ -291,27 +292,46 @@ class Endpoint:
         self.lose(self.engine.error() or "the transport failed")
 
 
-def until(endpoint: Endpoint, happened: Callable[[], object], deadline: float) -> Steps[bool]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """`await Change(endpoint, deadline)`: steps wait until something has happened, or this time on the endpoint's clock
+    has come. With `late`, a connection that is lost is not waited for, but ConnectionLost; and when the time has come,
+    TimedOut says this."""
+
+    endpoint: Endpoint
+    deadline: float
+    late: str = ""
+
+    def __await__(self) -> Generator[float, None, None]:
+        if self.late:
+            if self.endpoint.lost is not None:
+                raise self.endpoint.lost.again()
+            if self.endpoint.clock() >= self.deadline:
+                raise TimedOut(self.late)
+        return cast("Generator[float, None, None]", iter((self.deadline,)))  # for the code that runs the steps
+
+
+async def until(endpoint: Endpoint, happened: Callable[[], object], deadline: float) -> bool:
     """Waits until `happened()` is true, but not beyond `deadline`; whether it is. ConnectionLost: it never will be."""
     while not happened():
         endpoint.check()
         if endpoint.clock() >= deadline:
             return False
-        yield deadline
+        await Change(endpoint, deadline)
     return True
 
 
-def wait_until_open(endpoint: Endpoint, deadline: float) -> Steps[None]:
+async def wait_until_open(endpoint: Endpoint, deadline: float) -> None:
     """Waits for the broker's open."""
-    if not (yield from until(endpoint, lambda: endpoint.state is OPEN, deadline)):
+    if not (await until(endpoint, lambda: endpoint.state is OPEN, deadline)):
         endpoint.lose("the broker did not answer in time", Cause.UNREACHABLE)
         endpoint.check()
 
 
-def close(endpoint: Endpoint, deadline: float) -> Steps[None]:
+async def close(endpoint: Endpoint, deadline: float) -> None:
     """Sends a close, and waits for the broker's: when it has come, the broker has let go of what the connection
     held."""
     if endpoint.state is OPEN:
         endpoint.engine.close()
         while endpoint.lost is None and endpoint.clock() < deadline:
-            yield deadline
+            await Change(endpoint, deadline)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rm_amqp.channel.nodes import Nodes
     from rm_amqp.channel.pool import PooledChannel
     from rm_amqp.channel.work import Held
-    from rm_amqp.connection.endpoint import Endpoint, Steps
+    from rm_amqp.connection.endpoint import Endpoint
     from rm_amqp.connection.links import Answer, Arrived, Sender
     from rm_amqp.settings import Settings
     from xa import Xid
@@ -122,9 +122,9 @@ class LocalChannel:
         self.messages = MessageLinks(endpoint, settings, self.control, nodes)
         self.tokens = TokenQueues(endpoint, settings.token_queue, nodes)
 
-    def verify(self, deadline: float) -> Steps[None]:
+    async def verify(self, deadline: float) -> None:
         """ConnectionLost where the broker has no local transactions. One that names nothing is tried."""
-        offered = yield from coordinator_offers(self.endpoint, self.control, deadline)
+        offered = await coordinator_offers(self.endpoint, self.control, deadline)
         if LOCAL in offered:
             return
         if offered:
@@ -132,34 +132,34 @@ class LocalChannel:
             raise unusable(self.endpoint, told + ", ".join(offered))
         work = LocalWork()
         try:
-            yield from self.declare(work, deadline)
-            yield from self.discharge(work, deadline, fail=True)
+            await self.declare(work, deadline)
+            await self.discharge(work, deadline, fail=True)
         except RefusedError as error:
             why = f"{error.refusal.condition}: {error.refusal.description}"
             raise unusable(self.endpoint, f"declares no transaction ({why})") from None
 
     # -- transactions
-    def declare(self, work: LocalWork, deadline: float) -> Steps[None]:
+    async def declare(self, work: LocalWork, deadline: float) -> None:
         """Begins a transaction. RefusedError: there is none."""
         self.messages.check()
         answer = self.control.send(control_message(Declare()))
-        yield from self._answered(answer, deadline)
+        await self._answered(answer, deadline)
         txn_id = _items(answer.fields)[:1]
         if answer.code != DECLARED or not txn_id or not isinstance(txn_id[0], bytes):
             raise refused(Code.XAER_RMERR, "the coordinator answered declare with no txn-id")
         work.set_txn_id(txn_id[0])
 
-    def discharge(self, work: LocalWork, deadline: float, *, fail: bool) -> Steps[None]:
+    async def discharge(self, work: LocalWork, deadline: float, *, fail: bool) -> None:
         """Commits, or with `fail` rolls back; returns when the broker has said so. RefusedError: the broker says that
         it did not. ConnectionLost, TimedOut: nobody knows."""
         self.messages.check()
         answer = self.control.send(whole_discharge(work.txn_id, fail=fail))
-        yield from self._answered(answer, deadline)
+        await self._answered(answer, deadline)
         if answer.code != ACCEPTED:
             raise ConnectionLost(Cause.LOST, f"the coordinator answered a discharge with outcome {answer.code:#x}")
 
-    def _answered(self, answer: Answer, deadline: float) -> Steps[None]:
-        if not (yield from until(self.endpoint, lambda: answer.there, deadline)):
+    async def _answered(self, answer: Answer, deadline: float) -> None:
+        if not (await until(self.endpoint, lambda: answer.there, deadline)):
             raise TimedOut("the coordinator did not answer in time")
         if answer.lost:  # a control link that was closed says nothing of what was asked before
             self.endpoint.check()
@@ -168,20 +168,20 @@ class LocalChannel:
             raise RefusedError(answer.refusal)
 
     # -- work
-    def finish(self, work: LocalWork, deadline: float) -> Steps[None]:
+    async def finish(self, work: LocalWork, deadline: float) -> None:
         """Tells what became of the messages that were received, and waits until the broker has taken all that were
         sent. RefusedError: it did not take one."""
         self.messages.check()
         work.leave()
         self.messages.stop_acquiring()
-        yield from self.messages.all_sent(work, deadline)
-        if not (yield from until(self.endpoint, work.all_taken, deadline)):
+        await self.messages.all_sent(work, deadline)
+        if not (await until(self.endpoint, work.all_taken, deadline)):
             raise TimedOut("the broker did not say in time that it has taken every message")
         self.endpoint.check()
         if work.refusal is not None:
             raise RefusedError(work.refusal)
 
-    def undo(self, work: LocalWork, deadline: float) -> Steps[None]:
+    async def undo(self, work: LocalWork, deadline: float) -> None:
         """Rolls back. What was received and not told yet is told first, because nobody holds it afterwards; where the
         broker confirms outcomes, a rolled back one would leave it locked, and it is given back."""
         self.messages.check()
@@ -189,15 +189,15 @@ class LocalChannel:
             work.give_back()
         work.leave()
         self.messages.stop_acquiring()
-        yield from self.discharge(work, deadline, fail=True)
+        await self.discharge(work, deadline, fail=True)
 
 
-def open_local(
+async def open_local(
     endpoint: Endpoint, settings: Settings, deadline: float, nodes: Nodes | None = None
-) -> Steps[LocalChannel]:
+) -> LocalChannel:
     """A channel over this connection, whose coordinator has local transactions."""
     channel = LocalChannel(endpoint, settings, nodes)
-    yield from channel.verify(deadline)
+    await channel.verify(deadline)
     return channel
 
 

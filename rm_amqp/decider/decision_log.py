@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rm_amqp.channel.pool import ChannelPool
-    from rm_amqp.connection.endpoint import Steps
     from rm_amqp.decider.channel import LocalChannel
     from rm_amqp.settings import Settings
     from xa import Owner
@@ -107,20 +106,20 @@ class DecisionLog:
             self._epochs[token.slot] = max(token.epoch, self._epochs.get(token.slot, 0))
 
     # -- deciding
-    def decide(self, channel: LocalChannel, work: LocalWork, attempt: Attempt, deadline: float) -> Steps[None]:
+    async def decide(self, channel: LocalChannel, work: LocalWork, attempt: Attempt, deadline: float) -> None:
         """Commits work and decision; durable when it returns. RefusedError: neither is and never will be, unless
         `attempt.asked`. TokenBusyError: not now. Whatever it raises, the work is still to be rolled back; where
         `attempt.loose`, with its connection."""
         slot = self.founding.slot_of(attempt.gtrid)
         attempt.loose = True
         try:
-            held = yield from channel.tokens.acquire(self.founding, slot, self._patience(deadline), deadline)
+            held = await channel.tokens.acquire(self.founding, slot, self._patience(deadline), deadline)
         except (TokenBusyError, WrongTokenError):
             attempt.loose = False
             raise
         self._note(held.token)
         if held.deliveries >= WORN:
-            yield from channel.tokens.release(held)
+            await channel.tokens.release(held)
             attempt.loose = False
             raise TokenRenewalDue(slot)
 
@@ -129,12 +128,12 @@ class DecisionLog:
         token = held.token.deciding(attempt.gtrid, attempt.record, ended)
         why = self._objection(held.token, token, attempt)
         if why:
-            yield from channel.tokens.release(held)
+            await channel.tokens.release(held)
             attempt.loose = False
             raise refused(Code.XA_RBROLLBACK, why)
-        yield from channel.tokens.replace(work, [held], token, deadline)
+        await channel.tokens.replace(work, [held], token, deadline)
         attempt.asked, attempt.loose = True, False
-        yield from channel.discharge(work, deadline, fail=False)  # the commit point
+        await channel.discharge(work, deadline, fail=False)  # the commit point
         self._taken_out(slot, ended)
 
     def _objection(self, held: Token, token: Token, attempt: Attempt) -> str:
@@ -228,19 +227,19 @@ class DecisionLog:
         stuck = self._clock() - self._stuck.get(slot, -math.inf) < STUCK_S
         until_s = self._clock() if stuck else self._patience(deadline)
 
-        def steps() -> Steps[Token]:
-            held = yield from channel.tokens.acquire(self.founding, slot, until_s, deadline)
+        async def steps() -> Token:
+            held = await channel.tokens.acquire(self.founding, slot, until_s, deadline)
             if alone:
-                yield from channel.tokens.check_alone(held, self.founding, deadline)
+                await channel.tokens.check_alone(held, self.founding, deadline)
             token = change(held.token)
             if token is None and held.deliveries < WORN:
-                yield from channel.tokens.release(held)
+                await channel.tokens.release(held)
                 return held.token
             token = token or held.token.renewed()
             work = LocalWork()
-            yield from channel.declare(work, deadline)
-            yield from channel.tokens.replace(work, [held], token, deadline)
-            yield from channel.discharge(work, deadline, fail=False)
+            await channel.declare(work, deadline)
+            await channel.tokens.replace(work, [held], token, deadline)
+            await channel.discharge(work, deadline, fail=False)
             return token
 
         try:

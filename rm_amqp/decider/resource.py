@@ -19,7 +19,6 @@ from xa.switch import DecidingSwitch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rm_amqp.connection.endpoint import Steps
     from rm_amqp.decider.channel import LocalChannel
     from rm_amqp.decider.tokens import Token
     from rm_amqp.diagnosis import TokenSummary
@@ -80,11 +79,11 @@ def _tokens_at(open_string: str) -> TokenSummary:
     driver = DecidingBrokerDriver(Environment())
     driver.connect(parse(open_string))
 
-    def look(channel: LocalChannel, deadline: float) -> Steps[TokenSummary]:
-        foundings = yield from channel.tokens.foundings(deadline)
+    async def look(channel: LocalChannel, deadline: float) -> TokenSummary:
+        foundings = await channel.tokens.foundings(deadline)
         tokens: list[Token] = []
         for slot in range(max((founding.slots for founding in foundings), default=-1) + 1):
-            tokens += yield from channel.tokens.shown(slot, deadline)
+            tokens += await channel.tokens.shown(slot, deadline)
         return token_summary(foundings, tokens)
 
     def looked() -> TokenSummary:

@@ -33,7 +33,7 @@ from dtx.protocol.conditions import refused
 from dtx.protocol.replies import ACCEPTED
 from rm_amqp.channel.work import modify
 from rm_amqp.connection import proton
-from rm_amqp.connection.endpoint import until
+from rm_amqp.connection.endpoint import Change, until
 from rm_amqp.connection.links import Arrived, ConfirmedReceiver, Receiver, Sender
 from rm_amqp.errors import TimedOut
 from rm_amqp.message import Message
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rm_amqp.channel.nodes import Peek
-    from rm_amqp.connection.endpoint import Endpoint, Steps
+    from rm_amqp.connection.endpoint import Endpoint
     from rm_amqp.connection.links import Answer, Link
     from rm_amqp.settings import Settings
     from xa import XaError
@@ -129,9 +129,9 @@ class TopicNodes:
             )
         return ConfirmedReceiver(endpoint, self.subscription(address), name=name)
 
-    def peek(self, endpoint: Endpoint, address: str, deadline: float) -> Steps[Peek | None]:
+    async def peek(self, endpoint: Endpoint, address: str, deadline: float) -> Peek | None:
         node = ManagementNode(endpoint, self.subscription(address))
-        yield from node.attached(deadline)
+        await node.attached(deadline)
         return SubscriptionPeek(node)
 
     def check_outcome(self, outcome: bytes) -> None:
@@ -143,7 +143,7 @@ class TopicNodes:
                 condition=Condition.NOT_ALLOWED,
             )
 
-    def check(self, endpoint: Endpoint, address: str, deadline: float) -> Steps[None]:
+    async def check(self, endpoint: Endpoint, address: str, deadline: float) -> None:
         if address in self._sound or _other_entity(address):
             return
         if len(address) > MAX_SUBSCRIPTION:
@@ -151,9 +151,9 @@ class TopicNodes:
             raise refused(Code.XAER_INVAL, told)
 
         node = ManagementNode(endpoint, self.subscription(address))
-        yield from node.attached(deadline)
+        await node.attached(deadline)
         asked = {"top": Int(MOST_RULES), "skip": Int(0)}
-        _, answer = yield from node.ask(RULES, asked, deadline)
+        _, answer = await node.ask(RULES, asked, deadline)
         node.close()
         filters = [_filter_in(rule) for rule in answer.get("rules") or []]
         if filters != [address]:
@@ -254,11 +254,11 @@ class ManagementNode:
         self._requests = _Requests(endpoint, node, self._reply_to)
         self._number = 0
 
-    def attached(self, deadline: float) -> Steps[None]:
+    async def attached(self, deadline: float) -> None:
         """Waits until it can be asked. RefusedError: there is no such entity, or this user may not."""
         links: tuple[Link, ...] = (self.replies, self._requests)
         for link in links:
-            if not (yield from until(self._endpoint, lambda link=link: link.answered, deadline)):  # type: ignore[misc]
+            if not (await until(self._endpoint, lambda link=link: link.answered, deadline)):  # type: ignore[misc]
                 raise TimedOut(f"the broker did not answer the attach to {self.entity} in time")
             self._endpoint.check()
             if link.refusal is not None:
@@ -269,7 +269,7 @@ class ManagementNode:
                     condition=Condition(link.refusal.condition) if link.refusal.condition in _CONDITIONS else None,
                 )
 
-    def ask(self, operation: str, body: dict[str, Any], deadline: float) -> Steps[tuple[int, dict[Any, Any]]]:
+    async def ask(self, operation: str, body: dict[str, Any], deadline: float) -> tuple[int, dict[Any, Any]]:
         """The status and the body of the response. RefusedError: the request was refused."""
         self._number += 1
         request = Message(body, id=f"{self._number}", reply_to=self._reply_to, properties={"operation": operation})
@@ -277,13 +277,13 @@ class ManagementNode:
             self.replies.flow(1)
         while self._requests.credit <= 0:
             self._check(operation, deadline)
-            yield deadline
+            await Change(self._endpoint, deadline)
         sent = self._requests.send(request.encode())
         while not self.replies.arrived:
             self._check(operation, deadline)
             if sent.there and sent.code != ACCEPTED:
                 raise refused(Code.XAER_RMERR, f"{self.entity}: {operation} was refused ({sent.refusal})")
-            yield deadline
+            await Change(self._endpoint, deadline)
 
         try:
             response = Message.from_octets(self.replies.arrived.popleft().octets)
@@ -322,11 +322,11 @@ class SubscriptionPeek:
         self._node = node
         self._next = 0
 
-    def page(self, count: int, deadline: float) -> Steps[list[Arrived]]:
+    async def page(self, count: int, deadline: float) -> list[Arrived]:
         found: list[Arrived] = []
         while len(found) < count:
             asked = {"from-sequence-number": Long(self._next), "message-count": Int(count - len(found))}
-            status, answer = yield from self._node.ask(PEEK, asked, deadline)
+            status, answer = await self._node.ask(PEEK, asked, deadline)
             shown = [entry["message"] for entry in answer.get("messages") or []]
             if status == NO_CONTENT or not shown:
                 break

@@ -18,7 +18,7 @@ from dtx.amqp.decoding import DecodeError
 from dtx.protocol.conditions import RefusedError, refused
 from dtx.protocol.replies import ACCEPTED, RELEASED
 from rm_amqp.channel.work import TAKE
-from rm_amqp.connection.endpoint import until
+from rm_amqp.connection.endpoint import Change, until
 from rm_amqp.connection.links import Receiver
 from rm_amqp.decider.tokens import FoundingMessage, OtherVersionError, Token, WrongTokenError
 from rm_amqp.errors import TimedOut
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from rm_amqp.channel.nodes import Nodes, Peek
-    from rm_amqp.connection.endpoint import Endpoint, Steps
+    from rm_amqp.connection.endpoint import Endpoint
     from rm_amqp.connection.links import Answer, Arrived, Sender
     from rm_amqp.decider.channel import LocalWork
     from rm_amqp.decider.election import Foundings
@@ -40,10 +40,10 @@ QUEUE: Final = ("queue",)
 """The capability that brokers know who have topics as well."""
 
 
-def _all_of(peek: Peek, deadline: float) -> Steps[list[Arrived]]:
+async def _all_of(peek: Peek, deadline: float) -> list[Arrived]:
     found: list[Arrived] = []
     while True:
-        page = yield from peek.page(BROWSE_CREDIT, deadline)
+        page = await peek.page(BROWSE_CREDIT, deadline)
         found += page
         if len(page) < BROWSE_CREDIT:
             peek.close()
@@ -83,16 +83,16 @@ class TokenQueues:
         return self._nodes.confirms
 
     # -- looking
-    def foundings(self, deadline: float) -> Steps[Foundings]:
+    async def foundings(self, deadline: float) -> Foundings:
         """Every founding that is there. WrongTokenError: the queue holds something else."""
-        arrived = yield from self._browsed(self.name, deadline)
+        arrived = await self._browsed(self.name, deadline)
         return frozenset(FoundingMessage.decode(self._read(each, self.name).body) for each in arrived)
 
-    def shown(self, slot: int, deadline: float) -> Steps[list[Token]]:
+    async def shown(self, slot: int, deadline: float) -> list[Token]:
         """The tokens that a slot's queue shows. Acquired ones may be missing. Messages that are no tokens are skipped,
         because a client that takes one gets an error. OtherVersionError."""
         tokens = []
-        for arrived in (yield from self._browsed(self.address(slot), deadline)):
+        for arrived in await self._browsed(self.address(slot), deadline):
             try:
                 tokens.append(Token.decode(self._read(arrived, self.address(slot)).body))
             except OtherVersionError:
@@ -101,13 +101,13 @@ class TokenQueues:
                 continue
         return tokens
 
-    def _browsed(self, address: str, deadline: float) -> Steps[list[Arrived]]:
+    async def _browsed(self, address: str, deadline: float) -> list[Arrived]:
         """Every message that a queue shows; they stay there."""
-        peek = yield from self._nodes.peek(self._endpoint, address, deadline)
+        peek = await self._nodes.peek(self._endpoint, address, deadline)
         if peek is not None:
-            return (yield from _all_of(peek, deadline))
+            return await _all_of(peek, deadline)
         browser = Receiver(self._endpoint, address, browse=True, name="browse", capabilities=self._nodes.capabilities)
-        yield from self._attached(browser, deadline)
+        await self._attached(browser, deadline)
         if browser.moves:
             browser.close()
             raise refused(Code.XAER_RMERR, f"{address} can't be browsed", condition=Condition.NOT_IMPLEMENTED)
@@ -115,7 +115,7 @@ class TokenQueues:
         found: list[Arrived] = []
         full = True
         while full:
-            first = yield from self._next(browser, self._endpoint.clock(), deadline, BROWSE_CREDIT)
+            first = await self._next(browser, self._endpoint.clock(), deadline, BROWSE_CREDIT)
             page = [first, *browser.arrived] if first is not None else []
             browser.arrived.clear()
             for arrived in page:
@@ -126,88 +126,88 @@ class TokenQueues:
         return found
 
     # -- holding
-    def acquire(self, founding: FoundingMessage, slot: int, until_s: float, deadline: float) -> Steps[HeldToken]:
+    async def acquire(self, founding: FoundingMessage, slot: int, until_s: float, deadline: float) -> HeldToken:
         """Holds the token of a slot, waiting for it until `until_s`; the broker may take until `deadline` to say that
         there is none. TokenBusyError; WrongTokenError: the queue holds a message that is not ours."""
-        receiver = yield from self._receiver(slot, deadline)
+        receiver = await self._receiver(slot, deadline)
         while True:
-            arrived = yield from self._next(receiver, until_s, deadline)
+            arrived = await self._next(receiver, until_s, deadline)
             if arrived is None:
                 raise TokenBusyError(f"the token of {self.address(slot)} is held by another process, or does not exist")
-            held = yield from self._held(arrived, founding, slot)
+            held = await self._held(arrived, founding, slot)
             if held is not None:
                 return held
 
-    def _receiver(self, slot: int, deadline: float) -> Steps[Receiver]:
+    async def _receiver(self, slot: int, deadline: float) -> Receiver:
         receiver = self._receivers.get(slot)
         if receiver is None or not receiver.attached:
             receiver = self._receivers[slot] = self._nodes.receiver(self._endpoint, self.address(slot), "token")
-            yield from self._attached(receiver, deadline)
+            await self._attached(receiver, deadline)
         return receiver
 
-    def _held(self, arrived: Arrived, founding: FoundingMessage, slot: int) -> Steps[HeldToken | None]:
+    async def _held(self, arrived: Arrived, founding: FoundingMessage, slot: int) -> HeldToken | None:
         """The token that came; None where it was one of a founding that does not count, which is dropped."""
-        held = yield from self._token_in(arrived, slot, founding)
+        held = await self._token_in(arrived, slot, founding)
         if held.token.founder != founding.founder:
             arrived.link.settle(arrived, None, ACCEPTED)
             return None
         return held
 
-    def _token_in(self, arrived: Arrived, slot: int, founding: FoundingMessage | None = None) -> Steps[HeldToken]:
+    async def _token_in(self, arrived: Arrived, slot: int, founding: FoundingMessage | None = None) -> HeldToken:
         """The token that came, which has its place there. WrongTokenError: it has not, and is given back."""
         try:
             message = self._read(arrived, self.address(slot))
             token = Token.decode(message.body)
             token.check(founding, slot)
         except OtherVersionError:
-            yield from self._release(arrived)
+            await self._release(arrived)
             raise
         except WrongTokenError as error:
-            yield from self._release(arrived)
+            await self._release(arrived)
             raise WrongTokenError(f"a message in {self.address(slot)} is not its token: {error}") from None
         return HeldToken(token, arrived, int(message.delivery_count))
 
-    def take(self, slot: int, wait_s: float, deadline: float) -> Steps[HeldToken | None]:
+    async def take(self, slot: int, wait_s: float, deadline: float) -> HeldToken | None:
         """Holds one more token of a slot's queue, while it is not known yet which founding counts. None: none came in
         time. WrongTokenError: what came is no token."""
-        receiver = yield from self._receiver(slot, deadline)
-        arrived = yield from self._next(receiver, self._endpoint.clock() + wait_s, deadline)
-        return None if arrived is None else (yield from self._token_in(arrived, slot))
+        receiver = await self._receiver(slot, deadline)
+        arrived = await self._next(receiver, self._endpoint.clock() + wait_s, deadline)
+        return None if arrived is None else (await self._token_in(arrived, slot))
 
-    def check_alone(self, held: HeldToken, founding: FoundingMessage, deadline: float) -> Steps[None]:
+    async def check_alone(self, held: HeldToken, founding: FoundingMessage, deadline: float) -> None:
         """TokenBusyError where the token is not held any more. WrongTokenError where the queue holds another token
         beside the one that is held: somebody has copied it, and nobody knows which of them tells the truth."""
         slot, receiver = held.token.slot, held.arrived.link
         while True:
-            arrived = yield from self._next(receiver, self._endpoint.clock(), deadline)
+            arrived = await self._next(receiver, self._endpoint.clock(), deadline)
             if arrived is None:
                 return
-            other = yield from self._held(arrived, founding, slot)
+            other = await self._held(arrived, founding, slot)
             if other is not None:
-                yield from self._release(other.arrived)
-                yield from self._release(held.arrived)
+                await self._release(other.arrived)
+                await self._release(held.arrived)
                 if self.locks_lapse and other.token == held.token:
                     raise TokenBusyError(f"the lock on the token of {self.address(slot)} has run out")
                 generations = f"{held.token.generation} and {other.token.generation}"
                 raise WrongTokenError(f"{self.address(slot)} holds two tokens, of generations {generations}")
 
-    def release(self, held: HeldToken) -> Steps[None]:
+    async def release(self, held: HeldToken) -> None:
         """Others may have the token again, as it is."""
-        yield from self._release(held.arrived)
+        await self._release(held.arrived)
 
-    def _release(self, arrived: Arrived) -> Steps[None]:
+    async def _release(self, arrived: Arrived) -> None:
         """Gives a message back. It is written before anything else happens, an error included."""
         arrived.link.settle(arrived, None, RELEASED)
-        yield self._endpoint.clock()
+        await Change(self._endpoint, self._endpoint.clock())
 
-    def replace(self, work: LocalWork, held: Sequence[HeldToken], token: Token, deadline: float) -> Steps[None]:
+    async def replace(self, work: LocalWork, held: Sequence[HeldToken], token: Token, deadline: float) -> None:
         """Sends `token` in place of the held ones, in this transaction. Their retirements leave with the discharge,
         which follows; where the broker confirms outcomes, they leave with the token, and are confirmed when this
         returns. RefusedError: the broker does not take it; the transaction has to be rolled back."""
         if self._nodes.confirms:
             for each in held:
                 self._retire(each, work)
-        yield from self.send([(self.address(token.slot), token.encode())], work, deadline)
+        await self.send([(self.address(token.slot), token.encode())], work, deadline)
         if not self._nodes.confirms:
             for each in held:
                 self._retire(each, work)
@@ -216,37 +216,35 @@ class TokenQueues:
     def _retire(held: HeldToken, work: LocalWork) -> None:
         work.tell(held.arrived, TAKE)
 
-    def send(self, bodies: Iterable[tuple[str, str]], work: LocalWork, deadline: float) -> Steps[None]:
+    async def send(self, bodies: Iterable[tuple[str, str]], work: LocalWork, deadline: float) -> None:
         """Sends these bodies to their addresses, in this transaction; the broker has taken them when it returns.
         RefusedError: it does not."""
         for address, body in bodies:
-            work.await_answer((yield from self._send(address, body, work, deadline)))
-        if not (yield from until(self._endpoint, work.all_taken, deadline)):
+            work.await_answer(await self._send(address, body, work, deadline))
+        if not (await until(self._endpoint, work.all_taken, deadline)):
             raise TimedOut("the broker did not say in time that it has taken the token")
         self._endpoint.check()
         if work.refusal is not None:
             raise RefusedError(work.refusal)
 
     # -- links
-    def _send(self, address: str, body: str, work: LocalWork, deadline: float) -> Steps[Answer]:
+    async def _send(self, address: str, body: str, work: LocalWork, deadline: float) -> Answer:
         octets = Message(body=body, durable=True, content_type="application/json").encode()
         sender = self._senders.get(address)
         if sender is None or not sender.attached:
-            yield from self._nodes.check(self._endpoint, address, deadline)
+            await self._nodes.check(self._endpoint, address, deadline)
             sender = self._senders[address] = self._nodes.sender(self._endpoint, address)
-            yield from self._attached(sender, deadline)
+            await self._attached(sender, deadline)
         if 0 < sender.max_octets < len(octets):
             told = f"a token of {len(octets)} octets; the broker takes at most {sender.max_octets} for {address}"
             raise refused(Code.XAER_RMERR, told, condition=Condition.MESSAGE_SIZE)
         while sender.credit <= 0:
             self._check(sender)
-            if self._endpoint.clock() >= deadline:
-                raise TimedOut(f"the broker takes no messages for {address} now")
-            yield deadline
+            await Change(self._endpoint, deadline, f"the broker takes no messages for {address} now")
         return sender.send(octets, work.delivery_state())
 
-    def _attached(self, link: Receiver | Sender, deadline: float) -> Steps[None]:
-        if not (yield from until(self._endpoint, lambda: link.answered, deadline)):
+    async def _attached(self, link: Receiver | Sender, deadline: float) -> None:
+        if not (await until(self._endpoint, lambda: link.answered, deadline)):
             raise TimedOut("the broker did not answer the attach in time")
         self._check(link)
 
@@ -255,25 +253,25 @@ class TokenQueues:
         if link.refusal is not None:
             raise RefusedError(link.refusal)
 
-    def _next(self, receiver: Receiver, until_s: float, deadline: float, credit: int = 1) -> Steps[Arrived | None]:
+    async def _next(self, receiver: Receiver, until_s: float, deadline: float, credit: int = 1) -> Arrived | None:
         """The next message that comes until `until_s`; None where none does. No credit is left when none has come, nor
         with a `credit` of 1."""
         if not receiver.arrived and receiver.credit <= 0:
             receiver.flow(credit)
         happened: Callable[[], object] = lambda: receiver.arrived or receiver.refusal is not None  # noqa: E731
-        if not (yield from until(self._endpoint, happened, until_s)):
-            yield from self._drained(receiver, deadline)
+        if not (await until(self._endpoint, happened, until_s)):
+            await self._drained(receiver, deadline)
         self._check(receiver)
         return receiver.arrived.popleft() if receiver.arrived else None
 
-    def _drained(self, receiver: Receiver, deadline: float) -> Steps[None]:
+    async def _drained(self, receiver: Receiver, deadline: float) -> None:
         """Waits until the broker has given all credit back. It is asked again now and then: ActiveMQ Artemis passes
         over a drain that comes while it is about to end the one before."""
         drained: Callable[[], object] = lambda: not receiver.draining or receiver.refusal is not None  # noqa: E731
         while True:
             receiver.drain()
             again_s = self._endpoint.clock() + DRAIN_AGAIN_S
-            if (yield from until(self._endpoint, drained, min(again_s, deadline))):
+            if await until(self._endpoint, drained, min(again_s, deadline)):
                 return
             if self._endpoint.clock() >= deadline:
                 raise TimedOut(f"the broker did not say in time that {receiver.address} is empty")

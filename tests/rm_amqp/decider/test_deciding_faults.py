@@ -438,9 +438,11 @@ class Outside(LocalWork):
 
 
 def _decides_outside_of_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    def replaced(self: TokenQueues, _work: LocalWork, held: Sequence[HeldToken], token: Token, deadline: float) -> Any:
+    async def replaced(
+        self: TokenQueues, _work: LocalWork, held: Sequence[HeldToken], token: Token, deadline: float
+    ) -> None:
         work = Outside()
-        yield from self.send([(self.address(token.slot), token.encode())], work, deadline)
+        await self.send([(self.address(token.slot), token.encode())], work, deadline)
         for each in held:
             each.arrived.link.settle(each.arrived, None, ACCEPTED)
 
