@@ -132,8 +132,8 @@ class MariaConnection(ServerConnection):
         finally:
             self._reader.until = None
 
-    def is_settled(self) -> Steps[bool]:
-        return all(result.failure is None for result in (yield from self.collect()))
+    async def is_settled(self) -> bool:
+        return all(result.failure is None for result in (await self.collect()))
 
     def test(self) -> Steps[list[Result]]:
         return self.exchange(b"DO 0")
@@ -240,14 +240,14 @@ class MariaConnection(ServerConnection):
             raise ConnectionLost(failure_of(error)) from None
         self.owed += len(commands)
 
-    def collect(self) -> Steps[list[Result]]:
+    async def collect(self) -> list[Result]:
         """The replies that are owed."""
         results: list[Result] = []
         while self.owed:
             if not self.alive:
                 raise ConnectionLost(Failure(None, "the connection is closed"))
             while not self._reader.has_reply():
-                yield self._readable
+                await self._readable
                 self._reader.take()
                 why = self._reader.why_lost
                 if why:
@@ -293,38 +293,38 @@ class MariaConnection(ServerConnection):
         self.send(*commands)
         return self._collect_after(before)
 
-    def _collect_after(self, before: int) -> Steps[list[Result]]:
-        results = yield from self.collect()
+    async def _collect_after(self, before: int) -> list[Result]:
+        results = await self.collect()
         return results[before:]
 
-    def ask(self, command: bytes) -> Steps[Result]:
+    async def ask(self, command: bytes) -> Result:
         """Sends one command; its reply."""
-        results = yield from self.exchange(command)
+        results = await self.exchange(command)
         return results[0]
 
-    def carry_out(self, *commands: bytes) -> Steps[list[Result]]:
+    async def carry_out(self, *commands: bytes) -> list[Result]:
         """Sends commands that have no rows; their replies."""
-        results = yield from self.exchange(*commands)
+        results = await self.exchange(*commands)
         if any(result.columns for result in results):
             raise self._not_understood("rows of a command that has none")
         return results
 
-    def query(self, command: bytes) -> Steps[Result]:
+    async def query(self, command: bytes) -> Result:
         """Sends one command that has rows; its reply."""
-        result = yield from self.ask(command)
+        result = await self.ask(command)
         if result.failure is None and not result.columns:
             raise self._not_understood("no rows of a command that has some")
         return result
 
-    def end_session(self, thread_id: int) -> Steps[str | None]:
+    async def end_session(self, thread_id: int) -> str | None:
         """Ends another session, and waits until it has ended: a prepared branch is nobody's then, any other is rolled
         back. Returns why that can't be done."""
         kill = b"KILL %d" % thread_id
         for _ in range(_TRIES):
-            failure = (yield from self.ask(kill)).failure
+            failure = (await self.ask(kill)).failure
             if failure is not None:
                 return None if failure.number == NO_SUCH_THREAD else f"can't be ended by this user: {failure}"
-            yield from self.exchange(PAUSE)
+            await self.exchange(PAUSE)
         return "does not end"
 
 

@@ -25,7 +25,7 @@ from xa.sql.url import database_url
 if TYPE_CHECKING:
     from rm_db.address import Address
     from rm_db.mariadb.connection import Driver
-    from rm_db.server.steps import Failure, Steps
+    from rm_db.server.steps import Failure
 
 logger = logging.getLogger("xabridge.rm_db")
 
@@ -69,11 +69,11 @@ class MariaDatabase(ServerDatabase[MariaConnection, Facts]):
         self.parked.close()
         super().close()
 
-    def command(self, sql: bytes, *, has_rows: bool = False) -> Steps[Result]:
+    async def command(self, sql: bytes, *, has_rows: bool = False) -> Result:
         """Runs a command that belongs to no branch. XAER_RMFAIL: the connection was lost meanwhile, or the reply has
         rows and the command has none, or the other way round. XAER_RMERR: the server refused."""
         with self.releasing(self.pool.acquire(work=False)) as connection:
-            result = (yield from connection.query(sql)) if has_rows else (yield from connection.carry_out(sql))[0]
+            result = (await connection.query(sql)) if has_rows else (await connection.carry_out(sql))[0]
         if result.failure is not None:
             raise xa_error(Code.XAER_RMERR, str(result.failure))
         return result
@@ -94,9 +94,9 @@ class MariaDatabase(ServerDatabase[MariaConnection, Facts]):
         except XaError:
             return False
 
-    def _end_session(self, thread_id: int) -> Steps[str | None]:
+    async def _end_session(self, thread_id: int) -> str | None:
         with self.releasing(self.pool.acquire(work=False)) as connection:
-            return (yield from connection.end_session(thread_id))
+            return await connection.end_session(thread_id)
 
     def connect(self, reply_s: float | None = None) -> Driver:
         return new_connection(self._arguments, reply_s)

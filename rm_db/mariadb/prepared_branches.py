@@ -26,7 +26,7 @@ from xa.holdings import InDoubtBranch
 if TYPE_CHECKING:
     from rm_db.mariadb.connection import MariaConnection
     from rm_db.mariadb.database import MariaDatabase
-    from rm_db.server.steps import Failure, Steps
+    from rm_db.server.steps import Failure
     from xa import Xid
 
 UNKNOWN_XID: Final = 1397
@@ -55,7 +55,7 @@ class PreparedBranches:
 
     # --- completion -----------------------------------------------------------------------------------------------
 
-    def complete(self, verb: str, xid: Xid) -> Steps[Code]:
+    async def complete(self, verb: str, xid: Xid) -> Code:
         """XA COMMIT or XA ROLLBACK, the latter also of a branch that the server is about to prepare. XAER_NOTA: it is
         not there. XA_RETRY: the server refused, or another session has the branch, and it stays prepared. XAER_RMFAIL:
         the connection was lost meanwhile."""
@@ -64,13 +64,13 @@ class PreparedBranches:
         statement = _STATEMENT[verb] + encode_xid(xid)
         with database.releasing(own or database.reserve(), f" over {verb}", xid) as connection:
             if own is not None:
-                failure = (yield from connection.carry_out(statement))[0].failure
+                failure = (await connection.carry_out(statement))[0].failure
                 if failure is not None:  # its session has to end, so that the next try can be made in any other
                     connection.reusable = False
                 else:
                     connection.reset_or_drop()
             else:
-                failure = yield from self._in_any_session(connection, statement, verb, xid)
+                failure = await self._in_any_session(connection, statement, verb, xid)
 
         if failure is not None:
             raise xa_error(Code.XA_RETRY, f"{verb}: {failure}", xid)
@@ -78,39 +78,39 @@ class PreparedBranches:
         database.parked.settled(xid)
         return Code.XA_OK
 
-    def _in_any_session(
+    async def _in_any_session(
         self, connection: MariaConnection, statement: bytes, verb: str, xid: Xid
-    ) -> Steps[Failure | None]:
+    ) -> Failure | None:
         """Completes a branch that no session of ours has. Returns the server's refusal. XAER_NOTA: the branch is not
         there."""
         if self._database.parked.is_given_up(xid):
-            holder, _ = yield from self._holder(connection, xid)
+            holder, _ = await self._holder(connection, xid)
             if holder is not None:
-                yield from self._end_session(connection, holder, verb, xid)
+                await self._end_session(connection, holder, verb, xid)
         elif xid in self._seen:
-            failure = (yield from connection.carry_out(statement))[0].failure
+            failure = (await connection.carry_out(statement))[0].failure
             if failure is None or failure.number != UNKNOWN_XID:
                 return failure
 
         holder = None
         for tries in range(_TRIES):
             # the session is asked for before the list, so that what it prepares in between is on the list
-            holder, at_work = yield from self._holder(connection, xid)
-            listed = yield from self._is_listed(connection, verb, xid)
+            holder, at_work = await self._holder(connection, xid)
+            listed = await self._is_listed(connection, verb, xid)
             if not listed and verb == "rollback" and holder is not None and _PREPARES.match(at_work):
-                yield from self._end_session(connection, holder, verb, xid)
+                await self._end_session(connection, holder, verb, xid)
                 continue
             if not listed:
                 self._seen.discard(xid)
                 raise xa_error(Code.XAER_NOTA, f"{verb}: the branch is not prepared in this server", xid)
-            failure = (yield from connection.carry_out(statement))[0].failure
+            failure = (await connection.carry_out(statement))[0].failure
             if failure is None or failure.number != UNKNOWN_XID:
                 return failure
 
             if holder is not None and tries >= _PATIENCE:
-                yield from self._end_session(connection, holder, verb, xid)
+                await self._end_session(connection, holder, verb, xid)
             else:
-                yield from connection.exchange(PAUSE)
+                await connection.exchange(PAUSE)
         whose = f"session {holder} has it" if holder is not None else "end the session of the program that prepared it"
         raise xa_error(
             Code.XA_RETRY,
@@ -118,29 +118,27 @@ class PreparedBranches:
             xid,
         )
 
-    def _holder(self, connection: MariaConnection, xid: Xid) -> Steps[tuple[int | None, str]]:
+    async def _holder(self, connection: MariaConnection, xid: Xid) -> tuple[int | None, str]:
         """The number of the session that has the branch, and the statement that it carries out."""
         asked = f"SELECT IS_USED_LOCK('{lock_name(xid)}')".encode("ascii")
-        result = yield from connection.query(asked)
+        result = await connection.query(asked)
         if result.failure is not None or not result.rows or result.rows[0][0] is None:
             return None, ""
         with understood(connection.close):
             thread_id = int(result.rows[0][0])
-        result = yield from connection.query(
-            b"SELECT info FROM information_schema.processlist WHERE id = %d" % thread_id
-        )
+        result = await connection.query(b"SELECT info FROM information_schema.processlist WHERE id = %d" % thread_id)
         return thread_id, str(result.rows[0][0] or "") if result.rows else ""
 
-    def _is_listed(self, connection: MariaConnection, verb: str, xid: Xid) -> Steps[bool]:
-        result = yield from connection.query(self._recover)
+    async def _is_listed(self, connection: MariaConnection, verb: str, xid: Xid) -> bool:
+        result = await connection.query(self._recover)
         if result.failure is not None:
             why = f"{verb}: whether the branch is still prepared can't be told: XA RECOVER failed: {result.failure}"
             raise xa_error(Code.XA_RETRY, why, xid)
         with understood(connection.close):
             return xid in decode_xids(result.rows)
 
-    def _end_session(self, connection: MariaConnection, thread_id: int, verb: str, xid: Xid) -> Steps[None]:
-        refused = yield from connection.end_session(thread_id)
+    async def _end_session(self, connection: MariaConnection, thread_id: int, verb: str, xid: Xid) -> None:
+        refused = await connection.end_session(thread_id)
         if refused is not None:
             raise xa_error(Code.XA_RETRY, f"{verb}: session {thread_id} has the branch, and {refused}", xid)
 
@@ -150,35 +148,35 @@ class PreparedBranches:
     def _recover(self) -> bytes:
         return b"XA RECOVER" if self._database.facts.is_mariadb else b"XA RECOVER CONVERT XID"
 
-    def in_doubt(self) -> Steps[list[InDoubtBranch]]:
+    async def in_doubt(self) -> list[InDoubtBranch]:
         """The same branches, with what they hold as far as this user may know it."""
         database = self._database
-        xids = yield from self.scan()
+        xids = await self.scan()
         if not xids:
             return []
 
         with database.releasing(database.reserve()) as connection:
             # the server makes this table anew only if nobody has read it for a tenth of a second
-            _, transactions = yield from connection.exchange(b"DO SLEEP(0.15)", TRANSACTIONS)
+            _, transactions = await connection.exchange(b"DO SLEEP(0.15)", TRANSACTIONS)
             if transactions.failure is not None:
                 return [InDoubtBranch(xid) for xid in xids]
-            tables = yield from connection.ask(MARIADB_TABLES if database.facts.is_mariadb else MYSQL_TABLES)
+            tables = await connection.ask(MARIADB_TABLES if database.facts.is_mariadb else MYSQL_TABLES)
             sessions: list[int | None] = []
             for query in holder_queries(xids):
-                asked = yield from connection.ask(query)
+                asked = await connection.ask(query)
                 sessions += asked.rows[0] if asked.rows else ()
         if len(sessions) != len(xids):
             return [InDoubtBranch(xid) for xid in xids]
         with understood(self._database.pool.close_idle):
             return list(report(dict(zip(xids, sessions, strict=True)), read_locks(transactions.rows, tables.rows)))
 
-    def exists(self, xid: Xid) -> Steps[bool]:
+    async def exists(self, xid: Xid) -> bool:
         """Whether the branch is prepared in this server."""
-        return xid in (yield from self.scan())
+        return xid in (await self.scan())
 
-    def scan(self) -> Steps[list[Xid]]:
+    async def scan(self) -> list[Xid]:
         """The branches that are prepared in this server."""
-        result = yield from self._database.command(self._recover, has_rows=True)
+        result = await self._database.command(self._recover, has_rows=True)
         with understood(self._database.pool.close_idle):
             found = list(decode_xids(result.rows))
         self._seen = set(found)

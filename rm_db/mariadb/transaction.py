@@ -140,28 +140,28 @@ class MariaTransaction(ServerTransaction[MariaConnection]):
     def _must_prepare(self) -> bool:
         return self.wrote
 
-    def _has_only_read(self, connection: MariaConnection) -> Steps[bool]:
-        result = yield from connection.query(_COUNTERS)
+    async def _has_only_read(self, connection: MariaConnection) -> bool:
+        result = await connection.query(_COUNTERS)
         try:
             return result.failure is None and all(int(count) == 0 for _, count in result.rows)
         except (TypeError, ValueError):
             return False
 
-    def _vote_read_only(self, connection: MariaConnection) -> Steps[Code]:
-        yield from self._commit_on(connection)
+    async def _vote_read_only(self, connection: MariaConnection) -> Code:
+        await self._commit_on(connection)
         return Code.XA_RDONLY
 
-    def _vote(self, connection: MariaConnection) -> Steps[Code]:
+    async def _vote(self, connection: MariaConnection) -> Code:
         parked = self._database.parked
         parked.give_up(self.xid)  # until the answer is known: a rollback has to look for the session, too
         try:
-            results = yield from connection.carry_out(b"XA END " + self._encoded, b"XA PREPARE " + self._encoded)
+            results = await connection.carry_out(b"XA END " + self._encoded, b"XA PREPARE " + self._encoded)
         except ConnectionLost as lost:
             raise self._lost_while("prepared", lost) from None
 
         parked.settled(self.xid)
         if results[1].failure is not None:
-            raise (yield from self._refused(connection, results))
+            raise (await self._refused(connection, results))
         self._database.prepared.note_prepared(self.xid)
         if self._database.facts.detaches:
             self._give_back(connection)
@@ -170,25 +170,25 @@ class MariaTransaction(ServerTransaction[MariaConnection]):
             parked.park(self.xid, connection)
         return Code.XA_OK
 
-    def _commit(self) -> Steps[Code]:
+    async def _commit(self) -> Code:
         try:
-            return (yield from self._commit_on(self._connected()))
+            return await self._commit_on(self._connected())
         except ConnectionLost as lost:
             raise self._lost_while("committed", lost) from None
 
-    def _commit_on(self, connection: MariaConnection) -> Steps[Code]:
+    async def _commit_on(self, connection: MariaConnection) -> Code:
         one_phase = b"XA COMMIT " + self._encoded + b" ONE PHASE"
-        results = yield from connection.carry_out(b"XA END " + self._encoded, one_phase)
+        results = await connection.carry_out(b"XA END " + self._encoded, one_phase)
         if results[1].failure is not None:
-            raise (yield from self._refused(connection, results))
+            raise (await self._refused(connection, results))
         self._give_back(connection)
         return Code.XA_OK
 
-    def _refused(self, connection: MariaConnection, results: list[Result]) -> Steps[XaError]:
+    async def _refused(self, connection: MariaConnection, results: list[Result]) -> XaError:
         """The vote or the commit was refused, and the branch is rolled back: the error to raise."""
         first = next(result.failure for result in results if result.failure is not None)
         assert first is not None  # noqa: S101 — there is one
-        self._leave(connection, ended=(yield from self._roll_back(connection)))
+        self._leave(connection, ended=(await self._roll_back(connection)))
         if first.number == _WRONG_STATE and self.in_the_way is not None:
             first = self.in_the_way  # with innodb_rollback_on_timeout the server has rolled everything back then
         return self._rolled_back(self.failure or first)
@@ -196,23 +196,23 @@ class MariaTransaction(ServerTransaction[MariaConnection]):
     def _start_rollback(self) -> Steps[Code]:
         return self._rollback()
 
-    def _rollback(self) -> Steps[Code]:
+    async def _rollback(self) -> Code:
         connection = self._connection_to_roll_back()
         if connection is None:
             return Code.XA_OK
         ended = False
         try:
             if not connection.unfinished:
-                ended = yield from self._roll_back(connection)
+                ended = await self._roll_back(connection)
         finally:
             connection.lock.release()
         self._leave(connection, ended=ended)
         return Code.XA_OK
 
-    def _roll_back(self, connection: MariaConnection) -> Steps[bool]:
+    async def _roll_back(self, connection: MariaConnection) -> bool:
         """XA ROLLBACK; whether it was carried out."""
         try:
-            results = yield from connection.carry_out(b"XA END " + self._encoded, b"XA ROLLBACK " + self._encoded)
+            results = await connection.carry_out(b"XA END " + self._encoded, b"XA ROLLBACK " + self._encoded)
         except ConnectionLost:
             return False
         return results[1].failure is None

@@ -26,7 +26,6 @@ from xa.sql.psycopg_connection import BoundedConnection
 
 if TYPE_CHECKING:
     from rm_db.postgres.libpq import Reply
-    from rm_db.server.steps import Steps
     from xa import XaError
 
 logger = logging.getLogger("xabridge.rm_db")
@@ -153,11 +152,11 @@ class PostgresDatabase(ServerDatabase[LibpqConnection, Facts]):
         except OperationalError as error:
             raise unconnected(str(error.orig).strip()) from None
 
-    def command(self, sql: bytes) -> Steps[Reply]:
+    async def command(self, sql: bytes) -> Reply:
         """Runs commands that belong to no branch. XAER_RMFAIL: the connection was lost meanwhile. XAER_RMERR: the
         server refused."""
         with self.releasing(self.pool.acquire(work=False)) as connection:
-            reply = yield from connection.exchange(sql)
+            reply = await connection.exchange(sql)
         if reply.failure is not None:
             raise xa_error(Code.XAER_RMERR, str(reply.failure))
         return reply

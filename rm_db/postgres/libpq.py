@@ -1,6 +1,6 @@
 """LibpqConnection: one PostgreSQL connection as the XA verbs use it, on libpq's own calls below psycopg's transactions.
 
-Code that talks to the server is a generator, `Steps` (`rm_db.server.steps`).
+Code that talks to the server is a coroutine, `Steps` (`rm_db.server.steps`).
 
 A request can be sent without waiting for its reply (`send`). The reply is then owed: the next exchange collects it
 first. At most one reply is owed at a time.
@@ -102,8 +102,8 @@ class LibpqConnection(ServerConnection):
             return False
         return self.owed > 0 or (pgconn.transaction_status == IDLE and pgconn.pipeline_status == _NO_PIPELINE)
 
-    def is_settled(self) -> Steps[bool]:
-        return (yield from self.collect()).failure is None
+    async def is_settled(self) -> bool:
+        return (await self.collect()).failure is None
 
     def test(self) -> Steps[Reply]:
         return self.exchange(b"")
@@ -152,19 +152,19 @@ class LibpqConnection(ServerConnection):
             raise _lost(error) from None
         self.owed = 1
 
-    def collect(self) -> Steps[Reply]:
+    async def collect(self) -> Reply:
         """The reply that is owed."""
         pgconn = self.pgconn
         results: list[PGresult] = []
         most = 0
         try:
             while pgconn.flush():
-                yield self._writable
+                await self._writable
                 pgconn.consume_input()
 
             while True:
                 while pgconn.is_busy():
-                    yield self._readable
+                    await self._readable
                     try:
                         pgconn.consume_input()
                     except psycopg.Error:
@@ -215,9 +215,9 @@ class LibpqConnection(ServerConnection):
             f"the server answered {tag.decode()} with {said!r}" + (f": {failure}" if failure else "")
         )
 
-    def carry_out(self, command: bytes, tag: bytes) -> Steps[Failure | None]:
+    async def carry_out(self, command: bytes, tag: bytes) -> Failure | None:
         """Runs one command; the server's refusal. ConnectionLost: also where the tag of its success is another one."""
-        reply = yield from self.exchange(command)
+        reply = await self.exchange(command)
         if reply.failure is None and reply.tag(0) != tag:
             raise self._not_understood(f"the server answered {tag.decode()} with {reply.tag(0)!r}")
         return reply.failure
@@ -235,10 +235,10 @@ class LibpqConnection(ServerConnection):
         self.send(commands)
         return self.collect()
 
-    def _exchange_after(self, owed: Steps[Reply], commands: bytes) -> Steps[Reply]:
-        yield from owed
+    async def _exchange_after(self, owed: Steps[Reply], commands: bytes) -> Reply:
+        await owed
         self.send(commands)
-        return (yield from self.collect())
+        return await self.collect()
 
 
 def _lost(error: psycopg.Error) -> ConnectionLost:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from rm_db.postgres.gid import decode_gid, encode_gid
 from rm_db.postgres.holdings import LOCKED, REPORT, read_locks, read_report
 from rm_db.postgres.transaction_outcomes import NOTING
-from rm_db.server.steps import Failure, Steps, understood
+from rm_db.server.steps import Failure, understood
 from rm_db.sqlstate import (
     COMMIT_PREPARED,
     FEATURE_NOT_SUPPORTED,
@@ -89,53 +89,53 @@ class PreparedTransactions:
 
     # --- completion -----------------------------------------------------------------------------------------------
 
-    def complete(self, verb: str, xid: Xid) -> Steps[Code]:
+    async def complete(self, verb: str, xid: Xid) -> Code:
         """COMMIT PREPARED or ROLLBACK PREPARED, the latter also of a branch that the server is about to prepare.
         XAER_NOTA: it is not there. XAER_INVAL: it is in another database. XA_RETRY: the server refused, and the branch
         stays prepared. XAER_RMFAIL: the connection was lost meanwhile."""
         command, codes = _COMPLETION[verb]
         with self._database.releasing(self._database.reserve(), f" over {verb}", xid) as connection:
-            failure = yield from connection.carry_out(_of(command, xid), command)
+            failure = await connection.carry_out(_of(command, xid), command)
             if failure is not None:
-                failure = yield from self._after_refusal(connection, command, verb, xid, failure)
+                failure = await self._after_refusal(connection, command, verb, xid, failure)
         if failure is not None:
             raise xa_error(lookup(codes, failure.sqlstate or ""), f"{verb}: {failure}", xid)
         return Code.XA_OK
 
-    def _after_refusal(
+    async def _after_refusal(
         self, connection: LibpqConnection, command: bytes, verb: str, xid: Xid, refused: Failure
-    ) -> Steps[Failure | None]:
+    ) -> Failure | None:
         """The server has refused `command`: does what can make it succeed. Returns what it is refused for then."""
-        failure = yield from self._repeated(connection, command, xid, refused)
+        failure = await self._repeated(connection, command, xid, refused)
         if failure is None:
             return None
         if verb == "commit" and failure.sqlstate == FEATURE_NOT_SUPPORTED:
-            return (yield from self._of_another_database(connection, failure, xid))
+            return await self._of_another_database(connection, failure, xid)
         if verb == "rollback" and failure.sqlstate == UNDEFINED_OBJECT:
-            being_prepared = yield from self._end_of_preparation(connection, xid)
+            being_prepared = await self._end_of_preparation(connection, xid)
             if being_prepared:
-                failure = yield from connection.carry_out(_of(command, xid), command)
+                failure = await connection.carry_out(_of(command, xid), command)
                 if failure is not None:
-                    failure = yield from self._repeated(connection, command, xid, failure)
+                    failure = await self._repeated(connection, command, xid, failure)
         return failure
 
-    def _repeated(
+    async def _repeated(
         self, connection: LibpqConnection, command: bytes, xid: Xid, refused: Failure
-    ) -> Steps[Failure | None]:
+    ) -> Failure | None:
         """Repeats `command` while somebody else is completing the same transaction, and as the role that owns it."""
         failure: Failure | None = refused
         for _ in range(_TRIES):
             if failure is None or failure.sqlstate != OBJECT_IN_USE:
                 break
-            yield from connection.exchange(_PAUSE)
-            failure = yield from connection.carry_out(_of(command, xid), command)
+            await connection.exchange(_PAUSE)
+            failure = await connection.carry_out(_of(command, xid), command)
         if failure is not None and failure.sqlstate == INSUFFICIENT_PRIVILEGE:
-            return (yield from self._as_owner(connection, command, xid, failure))
+            return await self._as_owner(connection, command, xid, failure)
         return failure
 
-    def _of_another_database(self, connection: LibpqConnection, failure: Failure, xid: Xid) -> Steps[Failure]:
+    async def _of_another_database(self, connection: LibpqConnection, failure: Failure, xid: Xid) -> Failure:
         """The same failure, with the name of the database that has the branch."""
-        reply = yield from connection.exchange(_DATABASES.format(gid=xid).encode("ascii"))
+        reply = await connection.exchange(_DATABASES.format(gid=xid).encode("ascii"))
         if reply.failure is not None or not reply.rows():
             return failure
         with understood(connection.close):
@@ -146,12 +146,12 @@ class PreparedTransactions:
         )
         return Failure(failure.sqlstate, message)
 
-    def _end_of_preparation(self, connection: LibpqConnection, xid: Xid) -> Steps[bool]:
+    async def _end_of_preparation(self, connection: LibpqConnection, xid: Xid) -> bool:
         """The server may be about to prepare the branch for a connection that was given up: terminates the process
         that does, and waits for its end; whether there was one."""
         query = _BEING_PREPARED.format(gid=xid, noting=NOTING.decode("ascii")).encode("ascii")
         for tries in range(_TRIES):
-            reply = yield from connection.exchange(query)
+            reply = await connection.exchange(query)
             if reply.failure is not None:
                 why = f"rollback: whether the branch is being prepared can't be told: {reply.failure}"
                 raise xa_error(Code.XA_RETRY, why, xid)
@@ -159,21 +159,21 @@ class PreparedTransactions:
                 return tries > 0
         raise xa_error(Code.XA_RETRY, "rollback: a server process that prepares the branch does not end", xid)
 
-    def _as_owner(
+    async def _as_owner(
         self, connection: LibpqConnection, command: bytes, xid: Xid, refused: Failure
-    ) -> Steps[Failure | None]:
+    ) -> Failure | None:
         """PostgreSQL lets only the role that prepared a transaction complete it: becomes that role, if it may."""
-        reply = yield from connection.exchange(_OWNER.format(gid=xid, mine=self._mine).encode())
+        reply = await connection.exchange(_OWNER.format(gid=xid, mine=self._mine).encode())
         if reply.failure is not None or not reply.rows():
             return refused
         with understood(connection.close):
             owner = reply.rows()[0][0] or b""
         connection.reusable = False  # until the role is reset
-        reply = yield from connection.exchange(b"SET ROLE " + owner)
+        reply = await connection.exchange(b"SET ROLE " + owner)
         if reply.failure is not None:
             return refused
-        failure = yield from connection.carry_out(_of(command, xid), command)
-        reply = yield from connection.exchange(b"RESET ROLE")
+        failure = await connection.carry_out(_of(command, xid), command)
+        reply = await connection.exchange(b"RESET ROLE")
         connection.reusable = reply.failure is None
         return failure
 
@@ -184,30 +184,30 @@ class PreparedTransactions:
         """The condition for transactions that this user may complete."""
         return _MINE.format(privilege="SET" if self._database.facts.version >= _ROLE_SETTABLE else "MEMBER")
 
-    def exists(self, xid: Xid) -> Steps[bool]:
+    async def exists(self, xid: Xid) -> bool:
         """Whether the branch is prepared in this database."""
-        reply = yield from self._database.command(_EXISTS.format(gid=xid).encode("ascii"))
+        reply = await self._database.command(_EXISTS.format(gid=xid).encode("ascii"))
         return bool(reply.rows())
 
-    def scan(self) -> Steps[list[Xid]]:
+    async def scan(self) -> list[Xid]:
         """The branches that this user may complete, in the order in which they were prepared."""
-        reply = yield from self._database.command(_SCAN.format(gid=_GID, mine=self._mine).encode())
+        reply = await self._database.command(_SCAN.format(gid=_GID, mine=self._mine).encode())
         with understood(self._database.pool.close_idle):
             found = [decode_gid(bytes.fromhex((gid or b"").decode("ascii"))) for (gid,) in reply.rows()]
         return [xid for xid in found if xid is not None]
 
-    def in_doubt(self) -> Steps[list[InDoubtBranch]]:
+    async def in_doubt(self) -> list[InDoubtBranch]:
         """The same branches, with what they hold."""
         report = REPORT.format(gid=_GID, mine=self._mine)
-        reply = yield from self._database.command(f"{report};{LOCKED}".encode())
+        reply = await self._database.command(f"{report};{LOCKED}".encode())
         with understood(self._database.pool.close_idle):
             return list(read_report(reply.rows(), read_locks(reply.rows(1))))
 
-    def listed(self, *, everybodys: bool) -> Steps[list[PreparedTransaction]]:
+    async def listed(self, *, everybodys: bool) -> list[PreparedTransaction]:
         """The same branches, or with `everybodys` all prepared transactions of the server, with the locks that they
         hold."""
         listing = _LIST.format(gid=_GID, mine=self._mine)
-        reply = yield from self._database.command(f"{listing};{LOCKED}".encode())
+        reply = await self._database.command(f"{listing};{LOCKED}".encode())
         with understood(self._database.pool.close_idle):
             return list(_listed(reply, everybodys=everybodys))
 

@@ -16,7 +16,7 @@ import psycopg
 from rm_db.postgres.database import RESET
 from rm_db.postgres.gid import encode_gid
 from rm_db.postgres.libpq import ACTIVE, IDLE, IN_ERROR, LibpqConnection, Reply
-from rm_db.server.steps import ConnectionLost, Failure, Steps
+from rm_db.server.steps import ConnectionLost, Failure
 from rm_db.server.transaction import ServerTransaction
 from rm_db.sessions.errors import settled_error
 from rm_db.sessions.session import INTERRUPT_S
@@ -111,24 +111,24 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
         """Also where a statement contained NOTIFY or LISTEN, about which only PREPARE TRANSACTION can decide."""
         return self.wrote or bool(self.effects & NOTIFIES)
 
-    def _has_only_read(self, connection: LibpqConnection) -> Steps[bool]:
-        reply = yield from connection.exchange(b"SELECT pg_current_xact_id_if_assigned() IS NULL")
+    async def _has_only_read(self, connection: LibpqConnection) -> bool:
+        reply = await connection.exchange(b"SELECT pg_current_xact_id_if_assigned() IS NULL")
         return reply.failure is None and reply.rows() == [(b"t",)]
 
-    def _vote_read_only(self, connection: LibpqConnection) -> Steps[Code]:
+    async def _vote_read_only(self, connection: LibpqConnection) -> Code:
         """Commits, because what a serializable transaction has read is valid only if its commit succeeds."""
-        reply = yield from connection.exchange(self._end_commands.ending(b"COMMIT"))
+        reply = await connection.exchange(self._end_commands.ending(b"COMMIT"))
         committed = connection.took_effect(reply, 0, b"COMMIT")
         self._leave(connection, reply, ended=committed)
         if committed:
             return Code.XA_RDONLY
         raise self._rolled_back(reply.failure or _FAILED_BEFORE)
 
-    def _vote(self, connection: LibpqConnection) -> Steps[Code]:
+    async def _vote(self, connection: LibpqConnection) -> Code:
         place = connection.place
         commands = self._end_commands.preparing(encode_gid(self.xid), noting=bool(place))
         try:
-            reply = yield from connection.exchange(commands)
+            reply = await connection.exchange(commands)
             # the command tag is the vote: a transaction that had failed answers ROLLBACK, with success
             prepared = connection.took_effect(reply, 1 if place else 0, b"PREPARE TRANSACTION")
         except ConnectionLost as lost:
@@ -142,11 +142,11 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
         failure = reply.failure or _FAILED_BEFORE
         raise self._rolled_back(failure, _VOTE_HINTS.get(failure.sqlstate or ""))
 
-    def _commit(self, insertion: bytes = b"") -> Steps[Code]:
+    async def _commit(self, insertion: bytes = b"") -> Code:
         connection = self._connected()
         try:
             # one message: the insertion waits for the process that settles the same transaction, and fails after it
-            reply = yield from connection.exchange(self._end_commands.durable_commit(insertion))
+            reply = await connection.exchange(self._end_commands.durable_commit(insertion))
             committed = connection.took_effect(reply, 2 if insertion else 1, b"COMMIT")
         except ConnectionLost as lost:
             raise self._lost_while("committed", lost) from None
@@ -158,14 +158,14 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
             raise settled_error(self.xid)
         raise self._rolled_back(failure)
 
-    def _start_rollback(self) -> Steps[None]:
+    async def _start_rollback(self) -> None:
         """Sends the rollback, so that locks are freed; `_rollback` waits for the reply."""
         connection = self._connection_to_roll_back()
         if connection is None:
             return
         try:
             if connection.owed:
-                yield from connection.collect()
+                await connection.collect()
             if connection.status == ACTIVE or connection.pipelined:
                 self._close_connection()
             else:
@@ -175,14 +175,14 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
         finally:
             connection.lock.release()
 
-    def _rollback(self) -> Steps[Code]:
-        yield from self._start_rollback()
+    async def _rollback(self) -> Code:
+        await self._start_rollback()
         connection = self.connection
         if connection is None:
             return Code.XA_OK
         try:
             if connection.owed:
-                reply = yield from connection.collect()
+                reply = await connection.collect()
                 connection.reusable &= reply.failure is None
         except ConnectionLost:
             connection.reusable = False

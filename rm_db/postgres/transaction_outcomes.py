@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from rm_db.server.steps import Steps, understood
+from rm_db.server.steps import understood
 from xa import Code, xa_error
 from xa.outcome_notes import BranchOutcome
 
@@ -67,10 +67,10 @@ class TransactionOutcomes:
 
     # --- notes ------------------------------------------------------------------------------------------------------
 
-    def place_of(self, connection: LibpqConnection) -> Steps[bytes]:
+    async def place_of(self, connection: LibpqConnection) -> bytes:
         """The beginning of a note of what is prepared over the connection; b"" where the server does not tell it, to
         this user or at all."""
-        reply = yield from connection.exchange(_WHERE)
+        reply = await connection.exchange(_WHERE)
         if reply.failure is not None:
             return b""
         with understood(connection.close):
@@ -89,7 +89,7 @@ class TransactionOutcomes:
 
     # --- outcomes ---------------------------------------------------------------------------------------------------
 
-    def told(self, notes: Sequence[bytes]) -> Steps[list[BranchOutcome]]:
+    async def told(self, notes: Sequence[bytes]) -> list[BranchOutcome]:
         """What became of the transactions of these notes."""
         database = self._database
         found = [BranchOutcome.UNKNOWN] * len(notes)
@@ -102,7 +102,7 @@ class TransactionOutcomes:
             if not ours:
                 return found
             ids = ",".join(notes[index][_PLACE.size :].decode("ascii") for index in ours)
-            reply = yield from connection.exchange(_OUTCOMES.format(ids=ids).encode("ascii"))
+            reply = await connection.exchange(_OUTCOMES.format(ids=ids).encode("ascii"))
 
         failure = reply.failure
         if failure is not None and (failure.sqlstate or "").startswith(_NEVER):

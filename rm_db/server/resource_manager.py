@@ -19,7 +19,6 @@ from xa.switch import Switch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rm_db.server.steps import Steps
     from xa import Registrar, Xid
     from xa.driver import Pending
     from xa.holdings import InDoubtBranch
@@ -89,8 +88,8 @@ class TwoPhaseDriver(UnitDriver[T], Generic[T, D]):
     def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
         return self.opened.outstanding.carry_out(xid, self._forget(xid), later=later)
 
-    def _forget(self, xid: Xid) -> Steps[Code]:
-        is_prepared = yield from self.opened.prepared.exists(xid)
+    async def _forget(self, xid: Xid) -> Code:
+        is_prepared = await self.opened.prepared.exists(xid)
         if is_prepared:
             raise xa_error(Code.XAER_PROTO, "forget: the branch is prepared, not heuristically completed", xid)
         raise xa_error(Code.XAER_NOTA, "forget: the server completes no branch on its own, none is remembered", xid)

@@ -1,6 +1,6 @@
-"""Steps: generators that talk to a database's server, one connection at a time, and the ways to run them.
+"""Steps: coroutines that talk to a database's server, one connection at a time, and the ways to run them.
 
-Code that talks to the server is a generator, `Steps`. It yields a `Wait` whenever it has to wait for a socket, and
+Code that talks to the server is a coroutine, `Steps`. It awaits a `Wait` whenever it has to wait for a socket, and
 returns when the replies are complete. `drive` runs one to its end on the calling thread. `attempt` runs it as far as it
 goes without waiting: that is how a verb with TMASYNC sends its request and leaves the reply to `complete`.
 """
@@ -11,12 +11,12 @@ import select
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -38,13 +38,16 @@ class Pollable(Protocol):
 
 
 class Wait(NamedTuple):
-    """What a generator waits for: `events` of select.poll on the socket of `connection`."""
+    """What steps wait for: `events` of select.poll on the socket of `connection`."""
 
     connection: Pollable
     events: int
 
+    def __await__(self) -> Generator[Wait, None, None]:
+        return cast("Generator[Wait, None, None]", iter((self,)))  # for the code that runs the steps
 
-Steps: TypeAlias = "Generator[Wait, None, T]"
+
+Steps: TypeAlias = "Coroutine[Wait, None, T]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def drive(steps: Steps[T], timeout_s: float, wait: Wait | None = None) -> T:
     the thread is interrupted, because nobody would collect its replies."""
     deadline = 0.0
     try:
-        wait = wait or next(steps)
+        wait = wait or steps.send(None)
         while True:
             connection, events = wait
             now = time.monotonic()
@@ -101,7 +104,7 @@ def drive(steps: Steps[T], timeout_s: float, wait: Wait | None = None) -> T:
                 raise
 
             if ready:
-                wait = next(steps)
+                wait = steps.send(None)
             else:
                 connection.close()
                 silent = Failure(None, f"no answer within {timeout_s:g} s; the connection was closed")
@@ -114,9 +117,9 @@ def drive(steps: Steps[T], timeout_s: float, wait: Wait | None = None) -> T:
 def attempt(steps: Steps[T]) -> Wait | T:
     """Runs `steps` as far as they go without waiting. Returns what they wait for then, or their result."""
     try:
-        wait = next(steps)
+        wait = steps.send(None)
         while is_ready([wait]):
-            wait = next(steps)
+            wait = steps.send(None)
     except StopIteration as stop:
         result: T = stop.value
         return result

@@ -148,15 +148,15 @@ class ServerTransaction(SessionUnit, Generic[C]):
         finally:
             connection.lock.release()
 
-    def _prepare(self) -> Steps[Code]:
+    async def _prepare(self) -> Code:
         connection = self._connected()
         try:
-            if not self._must_prepare() and (not self.used or (yield from self._has_only_read(connection))):
-                return (yield from self._vote_read_only(connection))
+            if not self._must_prepare() and (not self.used or (await self._has_only_read(connection))):
+                return await self._vote_read_only(connection)
         except ConnectionLost as lost:  # nothing was prepared, nothing can be committed
             self._close_connection()
             raise self._rolled_back(lost.failure) from None
-        return (yield from self._vote(connection))
+        return await self._vote(connection)
 
     # --- for subclasses -------------------------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from rm_db.mariadb.connection import MariaConnection
     from rm_db.mariadb.transaction import MariaTransaction
-    from rm_db.server.steps import Steps
 
 INTERRUPTED: Final = 1317
 """The server's number for it."""
@@ -103,13 +102,11 @@ class MariaAccess(BranchAccess["MariaConnection"]):
             finally:
                 connection.lock.release()
 
-    def _begin_anew(self, connection: MariaConnection, level: bytes) -> Steps[None]:
+    async def _begin_anew(self, connection: MariaConnection, level: bytes) -> None:
         work = self.work
         lock, start = work.begin_commands()
         end, roll_back = (verb + start.removeprefix(b"XA START") for verb in (b"XA END", b"XA ROLLBACK"))
-        results = yield from connection.exchange(
-            end, roll_back, b"SET TRANSACTION ISOLATION LEVEL " + level, lock, start
-        )
+        results = await connection.exchange(end, roll_back, b"SET TRANSACTION ISOLATION LEVEL " + level, lock, start)
         if results[-1].failure is not None:
             work.misused = f"XA START: {results[-1].failure}"
         refused = results[2].failure or results[-1].failure

@@ -41,10 +41,10 @@ class PostgresAccess(BranchAccess["LibpqConnection"]):
         """The same for asyncio: waits as psycopg waits on `view`. Cancelled, it cancels BEGIN first."""
         await psycopg.AsyncConnection.wait(view, _for_psycopg(self._collect_begin(connection)))
 
-    def _collect_begin(self, connection: LibpqConnection) -> Steps[None]:
+    async def _collect_begin(self, connection: LibpqConnection) -> None:
         work = self.work
         if connection.owed:
-            work.refused = (yield from connection.collect()).failure
+            work.refused = (await connection.collect()).failure
         if connection.status == IDLE and connection.alive:
             if work.refused is not None:
                 raise _error_of(work.refused)
@@ -87,7 +87,7 @@ def statement_text(query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConn
 
 def _for_psycopg(steps: Steps[None]) -> PQGen[None]:
     """Steps of ours as a generator that psycopg waits for."""
-    for wait in steps:
+    for wait in steps.__await__():
         while not (yield _WAITS[wait.events]):
             pass  # psycopg resumes it from time to time although nothing is ready
 
