@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from rm_amqp.decider.tokens import FoundingMessage, Token
 
 
-async def agree_on_founding(channel: LocalChannel, own: FoundingMessage, until_s: float, deadline: float) -> FoundingMessage:
+async def agree_on_founding(
+    channel: LocalChannel, own: FoundingMessage, until_s: float, deadline: float
+) -> FoundingMessage:
     """The founding that counts, for everybody who uses these queues; `own` is what is founded where nobody has.
 
     RefusedError: the queues can't be used. TokenBusyError: it could not be told until `until_s`. WrongTokenError: they
