@@ -12,8 +12,9 @@ library is not ours to shorten.
 They are counted over two reference resource managers (`reference`), over two of our brokers, in processes of
 their own (`amqp`), and over one of these and PostgreSQL (`database`, which is enlisted second).
 
-Every figure is taken twice. A `thread` does its work itself. For the `main` thread, in which signal handlers run, a
-thread of the manager does it (`docs/decisions/0015-interrupted-at-any-bytecode.md`); then both threads are counted.
+Every figure is taken twice: in the `main` thread, in which signal handlers run and wait for the end of the call
+(`docs/decisions/0024-signals-wait-for-the-call.md`), and in another `thread`. The threads that look after timeouts and
+idle connections now and then are not counted.
 
 `calls` is the number of calls, `depth` the largest number of our frames on one stack, `modules` the number of modules
 that have them. `packages` divides the calls: those outside of `tm` are the resource managers'. The server of the
@@ -62,7 +63,7 @@ _FOLDERS: Final = {f"{ROOT / package}/": package for package in PACKAGES}
 
 
 class Profile:
-    """Counts the calls of our functions between `start` and `stop`, in every thread that was begun inside its block."""
+    """Counts the calls of our functions between `start` and `stop`, in the thread that calls these."""
 
     def __init__(self) -> None:
         self.functions: Counter[str] = Counter()
@@ -72,13 +73,11 @@ class Profile:
         self._counting = False
 
     def __enter__(self) -> Self:
-        threading.setprofile(self._profile)
         sys.setprofile(self._profile)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
-        threading.setprofile(None)
 
     def start(self) -> None:
         """From here on it counts."""

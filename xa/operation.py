@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from xa.errors import XaError
@@ -16,23 +17,21 @@ if TYPE_CHECKING:
 W = TypeVar("W")
 
 
+@dataclass(slots=True, eq=False)
 class Operation(Generic[W]):
     """An asynchronous operation whose result `complete` has not returned: state A1 of table 6-5. Its answer is
     `pending`, or is here already as `code` and `error`."""
 
-    __slots__ = ("code", "error", "late", "lock", "pending", "thread", "verb", "xid")
-
-    def __init__(self, thread: Thread[W], verb: str, xid: Xid | None) -> None:
-        self.thread = thread
-        self.verb = verb
-        self.xid = xid
-        self.pending: Pending | None = None
-        self.late: Association[W] | None = None
-        """The association that ends with it, where its answer is `pending`."""
-        self.code: Code | None = None
-        self.error: XaError | None = None
-        self.lock = threading.Lock()
-        """Held by the one thread that waits for the answer."""
+    thread: Thread[W]
+    verb: str
+    xid: Xid | None
+    pending: Pending | None = None
+    late: Association[W] | None = None
+    """The association that ends with it, where its answer is `pending`."""
+    code: Code | None = None
+    error: XaError | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the one thread that waits for the answer."""
 
     @property
     def ready(self) -> bool:

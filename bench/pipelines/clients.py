@@ -16,6 +16,7 @@ from proton.utils import BlockingConnection
 
 from dtx.protocol.replies import ACCEPTED, RELEASED
 from rm_amqp import AmqpResource
+from rm_amqp.connection.endpoint import Change
 from xa import TMREGISTER, TMUSEASYNC
 from xabridge.pipeline.core import Messages
 from xabridge.pipeline.core.task.message_decoder import decode_messages
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rm_amqp.channel.message_links import MessageLinks
-    from rm_amqp.connection.endpoint import Steps
     from rm_amqp.connection.links import Answer, Arrived
 
 CHUNK: Final = 10_000
@@ -119,26 +119,23 @@ class LeanClient:
         self._answers: deque[Answer] = deque()
 
     def settle_before(self, queue: str, batch: int) -> None:
-
-        def steps(_links: MessageLinks, _: object) -> Steps[None]:
+        async def steps(_links: MessageLinks, _: object) -> None:
             while self._held:
                 source, received, arrived = self._held.popleft()
                 again = source == queue and received >= batch
                 arrived.link.settle(arrived, None, RELEASED if again else ACCEPTED)
-            yield from ()
 
         self._do(steps)
 
     def receive(self, queue: str, batch: int, count: int) -> Iterator[Sequence[Any]]:
-
-        def steps(links: MessageLinks, _: object) -> Steps[list[Arrived]]:
-            deadline = self._deadline()
-            receiver = yield from links.attached_receiver(queue, None, deadline, acquire=False)
+        async def steps(links: MessageLinks, _: object) -> list[Arrived]:
+            deadline = self._deadline(None)
+            receiver = await links.attached_receiver(queue, None, deadline, acquire=False)
             receiver.flow(count)
             while len(receiver.arrived) < count:
                 if receiver.endpoint.clock() >= deadline:
                     raise RuntimeError(f"{queue}: {len(receiver.arrived)} of {count} messages came")
-                yield deadline
+                await Change(receiver.endpoint, deadline)
             return [receiver.arrived.popleft() for _ in range(count)]
 
         arrived = self._do(steps)
@@ -149,25 +146,24 @@ class LeanClient:
     def send(self, address: str, bodies: Sequence[str]) -> None:
         octets = encode_messages(Messages(bodies))
 
-        def steps(links: MessageLinks, _: object) -> Steps[None]:
-            deadline = self._deadline()
-            sender = yield from links.attached_sender(address, deadline)
+        async def steps(links: MessageLinks, _: object) -> None:
+            deadline = self._deadline(None)
+            sender = await links.attached_sender(address, deadline)
             left = deque(octets)
             while left:
                 for _ in range(min(sender.credit, len(left))):
                     self._answers.append(sender.send(left.popleft()))
                 if left:
-                    yield deadline
+                    await Change(sender.endpoint, deadline)
 
         self._do(steps)
 
     def wait(self) -> None:
-
-        def steps(_links: MessageLinks, _: object) -> Steps[None]:
-            deadline = self._deadline()
+        async def steps(_links: MessageLinks, _: object) -> None:
+            deadline = self._deadline(None)
             while self._answers:
                 if not self._answers[0].there:
-                    yield deadline
+                    await Change(self._answers[0].link.endpoint, deadline)
                 elif self._answers.popleft().refusal is not None:
                     raise RuntimeError("a message was not accepted")
 

@@ -315,6 +315,24 @@ def test_too_many_is_told_at_once_and_leaves_nothing(
     assert switch.commit(X, RMID, TMONEPHASE) is Code.XA_OK
 
 
+def test_too_many_is_told_at_once_and_leaves_a_late_end_late(
+    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late(switch)
+
+    def full(work: Association, *, later: bool) -> Code:
+        del later
+        raise xa_error(Code.XAER_ASYNC, "collect one first", work.branch.xid)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver, "end_and_prepare", full)
+        refused(Code.XAER_ASYNC, "prepare", switch, X, RMID, TMASYNC)
+    assert switch.associated == 1
+    assert switch.prepare(X, RMID) is Code.XA_OK
+    assert driver.together == [X]
+    assert switch.associated == 0
+
+
 # --- what a driver need not have --------------------------------------------------------------------------------
 def test_the_work_beside(
     switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch

@@ -148,10 +148,10 @@ def test_an_answer_that_comes_late_is_counted_as_it_is(
 
     def bent(self: PendingOutcome) -> Code:
         code = result(self)
-        if wrong or self._verb != "commit":
+        if wrong or self.verb != "commit":
             return code
-        wrong.append(self._xid)
-        raise xa_error(Code.XA_HEURHAZ if known else Code.XAER_RMFAIL, "bent", self._xid)
+        wrong.append(self.xid)
+        raise xa_error(Code.XA_HEURHAZ if known else Code.XAER_RMFAIL, "bent", self.xid)
 
     stall.put(*range(5))
     monkeypatch.setattr(PendingOutcome, "result", bent)
