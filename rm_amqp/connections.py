@@ -73,6 +73,7 @@ class Connections(Generic[C]):
         self._lock = threading.Lock()
         """Held while the settings change."""
         self._numbers = itertools.count(1)
+
         self.settings: Settings = _NOT_OPEN
         """The settings in the open string."""
         self.pool: ChannelPool[C] = _NOT_OPEN

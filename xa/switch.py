@@ -586,6 +586,7 @@ class Switch(Generic[W]):
                 operation.code, operation.error = error.code, error
             if xid is not None:
                 self._busy.add(xid)
+
             handle = Handle(next(self._numbers))
             self._operations[handle] = operation
             return handle

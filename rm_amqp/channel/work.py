@@ -136,6 +136,7 @@ class Work:
         """The links on which it has sent since it is active."""
         self.unread = ""
         """The address from which it took messages that nobody received."""
+
         self.opening: Answer | None = None
         """The result of a start that no call has waited for."""
         self.txn_id = self._encoded_txn_id = b""

@@ -209,6 +209,7 @@ class SocketConnection:
             if self._in_step:
                 self._give_up()
             self._in_step = True
+
             try:
                 result = call()
                 if not later:

@@ -315,7 +315,7 @@ def test_too_many_is_told_at_once_and_leaves_nothing(
     assert switch.commit(X, RMID, TMONEPHASE) is Code.XA_OK
 
 
-def test_too_many_is_told_at_once_and_leaves_a_late_end_late(
+def test_too_many_leaves_a_late_end_as_it_was(
     switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late(switch)
