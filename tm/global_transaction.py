@@ -17,7 +17,7 @@ from tm.concurrency.transaction_lock import TransactionLock
 from tm.errors import ManagerUnusable, ProtocolMisuse, RolledBack, error_of
 from tm.outcome import Outcome, Reason, Verdict, named
 from tm.resources.enlistment import Enlistments, RollbackOnly
-from tm.two_phase.states import FINAL, GLOBAL, GlobalState, GlobalVerb
+from tm.two_phase.states import FINAL, GLOBAL, SUSPENDED, UNDECIDED, GlobalState, GlobalVerb
 from xa import ThreadOfControl
 from xa.machine import advance
 from xa.telemetry.log_lines import about
@@ -111,7 +111,6 @@ class GlobalTransaction:
         "manager",
         "outcome",
         "state",
-        "suspended",
         "timeout_s",
         "waits",
     )
@@ -136,7 +135,6 @@ class GlobalTransaction:
         self.state = _ACTIVE
         """Its state until its commit or rollback begins, and after that; `status` is its state in between, too."""
         self.outcome: Outcome | None = None
-        self.suspended = False
         self.expired = False
         """Whether it was rolled back because it took too long."""
         self.guard = TransactionLock(gtrid, self.control)
@@ -177,6 +175,11 @@ class GlobalTransaction:
         return self._commit is not None or self.state in OVER
 
     @property
+    def suspended(self) -> bool:
+        """Whether it is suspended."""
+        return self.state in SUSPENDED
+
+    @property
     def resources(self) -> tuple[str, ...]:
         """The names of the enlisted resources, in the order of their enlistment."""
         return self.enlisted.names
@@ -186,7 +189,7 @@ class GlobalTransaction:
     def enlist(self, name: str, *, waits: bool = True) -> Any:
         """Associates the resource, and returns its native interface. WouldWait: without `waits` it can't now."""
         with self.guard:
-            if self.state is not _ACTIVE or self.suspended:
+            if self.state is not _ACTIVE:
                 self.check_active("enlist", name)
             resource = self.manager.resource(name)
             try:
@@ -222,16 +225,18 @@ class GlobalTransaction:
             self.check_active("suspend", marked=True)
             for reason in self.enlisted.suspend():
                 self._mark(reason)
-            self.suspended = True
+            self._move(GlobalVerb.SUSPEND)
 
     def resume(self) -> None:
-        """Resumes what `suspend` suspended. ProtocolMisuse: it is not suspended. RolledBack: a resource could not be
-        resumed."""
+        """Resumes what `suspend` suspended, unless it took too long meanwhile. ProtocolMisuse: it is not suspended.
+        RolledBack: a resource could not be resumed."""
         with self.guard:
+            if self.expired:
+                return
             if not self.suspended:
                 raise ProtocolMisuse(f"transaction {self} is not suspended")
-            self.suspended = False
-            if self.state is GlobalState.ACTIVE:
+            self._move(GlobalVerb.RESUME)
+            if self.state is _ACTIVE:
                 try:
                     self.enlisted.resume()
                 except RollbackOnly as doomed:
@@ -248,11 +253,14 @@ class GlobalTransaction:
     def mark_if_active(self, reason: Reason) -> None:
         """The same, where it is not completed already."""
         with self.guard:
-            if self.state in (GlobalState.ACTIVE, GlobalState.MARKED):
+            if self.state in UNDECIDED:
                 self._mark(reason)
 
+    def _move(self, verb: GlobalVerb) -> None:
+        self.state = advance(GLOBAL, self.state, verb)
+
     def _mark(self, reason: Reason) -> RolledBack:
-        self.state = advance(GLOBAL, self.state, GlobalVerb.MARK)
+        self._move(GlobalVerb.MARK)
         self._reasons.append(reason)
         return self._refusal("go on")
 
@@ -266,14 +274,14 @@ class GlobalTransaction:
         """Raises what keeps the application from `what` in this state; allowed are those that are rollback-only, or
         suspended, where the flags say so."""
         state = self.state
-        if state is GlobalState.ACTIVE and not self.suspended:
+        if state is _ACTIVE:
             return
         what = f"{what} {name}".rstrip()
-        if self.suspended and not suspended:
+        if state in SUSPENDED and not suspended:
             raise ProtocolMisuse(f"transaction {self} is suspended: resume it before you {what}")
-        if state is GlobalState.ACTIVE or (marked and state is GlobalState.MARKED):
+        if state is GlobalState.SUSPENDED or (marked and state in UNDECIDED):
             return
-        if state is GlobalState.MARKED:
+        if state in UNDECIDED:
             raise self._refusal(what)
         if self.outcome is not None and self.outcome.verdict is Verdict.ROLLED_BACK:
             error = error_of(self.outcome)
@@ -286,7 +294,7 @@ class GlobalTransaction:
     def begin_commit(self, stops_at_decision: bool) -> Steps:
         """Begins to commit; rolls back what is rollback-only. One that has callbacks to call leaves no answers: they
         would be called in the midst of the thread's next transaction."""
-        if self.state is not _ACTIVE or self.suspended:
+        if self.state is not _ACTIVE:
             self._check_completable()
         if self._decider is not None:
             self._enlist_decider()
@@ -321,7 +329,7 @@ class GlobalTransaction:
             if self._left is not None:
                 self.manager.executor.finish(self, nullcontext())
                 return True
-            if self.state not in (GlobalState.ACTIVE, GlobalState.MARKED):
+            if self.state not in UNDECIDED:
                 return True
             reason = Reason(None, TimeoutError(f"it took longer than its {self.timeout_s:g} s"))
             logger.warning("%s: %s; rolling back", self, reason, extra=about(transaction=self))
@@ -353,7 +361,7 @@ class GlobalTransaction:
         return True
 
     def _begin_rollback_of_left(self) -> Steps | None:
-        if self.state not in (_ACTIVE, _MARKED):
+        if self.state not in UNDECIDED:
             return None
         return self._begin_rollback(*self._reasons, Reason(None, "its block was left by an interruption"))
 

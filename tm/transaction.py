@@ -212,7 +212,7 @@ class Transaction:
         live = self._live
         if live.lent is not None:
             self._refuse_to_borrower("commit")
-        if live.before and live.state is _ACTIVE and not live.suspended:
+        if live.before and live.state is _ACTIVE:
             self._run_before()
         stops_at_decision = wait == "logged"
         manager = live.manager

@@ -19,9 +19,14 @@ COPIES: dict[str, tuple[Any, dict[str, dict[str, str]]]] = {
     "global transaction": (
         GLOBAL,
         {
-            "MARK": {"ACTIVE": "MARKED", "MARKED": "MARKED"},
+            "MARK": {
+                **dict.fromkeys(("ACTIVE", "MARKED"), "MARKED"),
+                **dict.fromkeys(("SUSPENDED", "SUSPENDED_MARKED"), "SUSPENDED_MARKED"),
+            },
+            "SUSPEND": {"ACTIVE": "SUSPENDED", "MARKED": "SUSPENDED_MARKED"},
+            "RESUME": {"SUSPENDED": "ACTIVE", "SUSPENDED_MARKED": "MARKED"},
             "COMMIT": {"ACTIVE": "PREPARING", "MARKED": "ROLLING_BACK"},
-            "ROLLBACK": {"ACTIVE": "ROLLING_BACK", "MARKED": "ROLLING_BACK"},
+            "ROLLBACK": dict.fromkeys(("ACTIVE", "MARKED", "SUSPENDED", "SUSPENDED_MARKED"), "ROLLING_BACK"),
             "REFUSE": {"PREPARING": "ROLLING_BACK"},
             "DECIDE": {"PREPARING": "COMMITTING"},
             "NO_WORK": {"PREPARING": "COMMITTED"},

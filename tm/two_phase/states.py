@@ -17,6 +17,8 @@ class GlobalState(Member):
 
     ACTIVE = "active"
     MARKED = "marked rollback-only"
+    SUSPENDED = "suspended"
+    SUSPENDED_MARKED = "suspended, and marked rollback-only"
     PREPARING = "preparing"
     COMMITTING = "committing"
     ROLLING_BACK = "rolling back"
@@ -30,6 +32,8 @@ class GlobalVerb(Member):
     """The events that move a global transaction."""
 
     MARK = "set rollback-only"
+    SUSPEND = "suspend: no resource is associated any more"
+    RESUME = "resume"
     COMMIT = "commit asked for"
     ROLLBACK = "rollback asked for"
     REFUSE = "a branch refused, or the log took no decision"
@@ -46,11 +50,23 @@ _S = GlobalState
 _V = GlobalVerb
 _OK = Result.OK
 _FINAL: Final = (_S.COMMITTED, _S.ROLLED_BACK, _S.HEURISTIC, _S.IN_DOUBT)
+_SUSPENDED: Final = (_S.SUSPENDED, _S.SUSPENDED_MARKED)
 _ROWS: Final = (
     Row(_V.MARK, _OK, (_S.ACTIVE, _S.MARKED), _S.MARKED, "design"),
+    Row(
+        _V.MARK,
+        _OK,
+        _SUSPENDED,
+        _S.SUSPENDED_MARKED,
+        "design: by a callback that has suspended it, and failed",
+    ),
+    Row(_V.SUSPEND, _OK, (_S.ACTIVE,), _S.SUSPENDED, "design"),
+    Row(_V.SUSPEND, _OK, (_S.MARKED,), _S.SUSPENDED_MARKED, "design"),
+    Row(_V.RESUME, _OK, (_S.SUSPENDED,), _S.ACTIVE, "design"),
+    Row(_V.RESUME, _OK, (_S.SUSPENDED_MARKED,), _S.MARKED, "design"),
     Row(_V.COMMIT, _OK, (_S.ACTIVE,), _S.PREPARING, "design"),
     Row(_V.COMMIT, _OK, (_S.MARKED,), _S.ROLLING_BACK, "design: rollback-only is rolled back"),
-    Row(_V.ROLLBACK, _OK, (_S.ACTIVE, _S.MARKED), _S.ROLLING_BACK, "design"),
+    Row(_V.ROLLBACK, _OK, (_S.ACTIVE, _S.MARKED, *_SUSPENDED), _S.ROLLING_BACK, "design"),
     Row(_V.REFUSE, _OK, (_S.PREPARING,), _S.ROLLING_BACK, "presumed abort: nothing is logged"),
     Row(_V.DECIDE, _OK, (_S.PREPARING,), _S.COMMITTING, "the commit point"),
     Row(_V.NO_WORK, _OK, (_S.PREPARING,), _S.COMMITTED, "read-only optimisation"),
@@ -72,5 +88,9 @@ GLOBAL: Final = Machine(
     {(state, verb): Code.XAER_PROTO for state in _S for verb in _V if (state, verb) not in _ROWED},
 )
 
+SUSPENDED: Final = frozenset(_SUSPENDED)
+"""The states of a transaction that is suspended: it can be resumed, or rolled back."""
+UNDECIDED: Final = SUSPENDED | {_S.ACTIVE, _S.MARKED}
+"""The states in which neither commit nor rollback has begun."""
 FINAL: Final = frozenset(_FINAL)
 """States that this process does not leave."""

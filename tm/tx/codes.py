@@ -119,6 +119,7 @@ NO_BEGIN: Final[dict[TxCode, TxCode]] = {
 STATE_OF: Final[dict[GlobalState, TransactionState]] = {
     **dict.fromkeys(GlobalState, TransactionState.TX_ROLLBACK_ONLY),  # no more work of it can be committed
     GlobalState.ACTIVE: TransactionState.TX_ACTIVE,
+    GlobalState.SUSPENDED: TransactionState.TX_ACTIVE,
     GlobalState.PREPARING: TransactionState.TX_ACTIVE,
 }
 """The manager's state → what tx_info tells."""
