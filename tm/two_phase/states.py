@@ -32,7 +32,7 @@ class GlobalVerb(Member):
     """The events that move a global transaction."""
 
     MARK = "set rollback-only"
-    SUSPEND = "suspend: no resource is associated any more"
+    SUSPEND = "suspend"
     RESUME = "resume"
     COMMIT = "commit asked for"
     ROLLBACK = "rollback asked for"
