@@ -35,6 +35,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
 def _pass_s(folder: Path, branches: int) -> float:
     log = FileLog(folder, "bench", files=UnforcedFiles(folder))
+    log.note_ceiling(2**33)
     manager = manager_over(log)
     resources = list(manager.resources.values())
     for sequence in range(branches // 2):

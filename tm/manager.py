@@ -152,7 +152,7 @@ class Manager(Generic[Tx_co]):
         self.executor = Executor(
             self._live, self._sequences, ports, self._recovery.unfinished.add, self._recovery.wake, recorder
         )
-        self._reaper = Reaper(self._live, clock, self._note_floor)
+        self._reaper = Reaper(self._live, clock, self._note_bounds)
         self.uninterrupted = UninterruptedCalls(self._break_off)
         """The runner for code that no signal handler may interrupt."""
         belongs_to_this_process(self)
@@ -298,7 +298,10 @@ class Manager(Generic[Tx_co]):
             raise ProtocolMisuse(misfit("timeout_s", SECONDS, timeout_s))
 
         prefix = self._prefix or self.uninterrupted.run("begin", self._begin_prefix)
-        gtrid = prefix + self._sequences.take().to_bytes(8, "big")
+        sequence = self._sequences.take()
+        gtrid = prefix + sequence.to_bytes(8, "big")
+        if sequence >= self._sequences.ceiling:
+            self._extend(gtrid, sequence)
         block = WithBlock() if interruptible() else None
         live = GlobalTransaction(self, gtrid, self._clock(), timeout_s, self._decider, waits=waits, block=block)
         transaction = cast("Tx_co", self._transaction(live))
@@ -376,6 +379,22 @@ class Manager(Generic[Tx_co]):
             return self._log.incarnation
         except LogError as error:
             raise ManagerUnusable(f"the decision log can't note this incarnation: {error}. Try again later.") from error
+
+    def _extend(self, gtrid: bytes, sequence: int) -> None:
+        """Has it noted that transactions up to this sequence begin."""
+        try:
+            self.uninterrupted.run("begin", lambda: self._sequences.extend(sequence, self._note_ceiling))
+        except BaseException as error:
+            self._sequences.over(gtrid)
+            if isinstance(error, LogError | XaError):
+                raise ManagerUnusable(f"no more transactions can be noted: {error}. Try again later.") from error
+            raise
+
+    def _note_ceiling(self, ceiling: int) -> None:
+        if self._lease is not None:
+            self._lease.take(ceiling)
+        elif self._log is not None:
+            self._log.note_ceiling(ceiling)
 
     def get_transaction(self) -> Tx_co:
         """The calling context's transaction; ProtocolMisuse when it has none."""
@@ -517,10 +536,15 @@ class Manager(Generic[Tx_co]):
         for resource in self._resources.values():
             resource.leave(FORKED)
 
-    def _note_floor(self) -> None:
-        """Has the log note which transactions are over. Where a resource decides, its lease does."""
+    def _note_bounds(self) -> None:
+        """Has the log note which transactions are over, and which may begin. Where a resource decides, its lease
+        does."""
         if self._log is not None and self._lease is None:
             self._log.note_floor(self._sequences.floor())
+            try:
+                self._sequences.adjust(self._log.note_ceiling)
+            except LogError as error:
+                logger.info("the ceiling could not be noted: %s", error)
 
     def check_unforked(self) -> None:
         """Raises ManagerUnusable in a fork of the process that opened it."""
@@ -560,7 +584,7 @@ class Manager(Generic[Tx_co]):
             with entered(ThreadOfControl()):  # this thread's own may be at work in one of its transactions
                 resource.close()
         if self._log is not None:
-            self._note_floor()
+            self._log.note_floor(self._sequences.floor())
             self._log.close()
         if self._recorder is not None:
             self._recorder.close()

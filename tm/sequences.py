@@ -1,4 +1,5 @@
-"""Sequences: the numbers of one manager's transactions, and its floor: every transaction below that is over everywhere.
+"""Sequences: the numbers of one manager's transactions; its floor: every transaction below that is over everywhere; and
+its ceiling: no transaction reaches that.
 
 The decision log keeps the floor of each incarnation. A branch in doubt below it, without a decision, can only be in an
 old copy of its resource's data: it was finished before, and its decision may have been forgotten since. So recovery
@@ -18,6 +19,10 @@ The transactions that a process has under way when it dies, also with requests i
 passed: a floor does not move without its process. A floor that is too low costs protection only. One that is too high
 would keep recovery from a branch for ever. So a number of which nothing is known any more stays: one that an
 interruption has lost, and those beyond MOST doubtful ones.
+
+The ceiling is noted durably before a transaction takes a number that reaches it (`extend`). A copy of the log that is
+older than a transaction shows by it that it is (`tm.log.incarnations`), unless the transaction was below the ceiling
+by then. So the ceiling stays close to what is begun: it leaves space for about two seconds of work (`adjust`).
 """
 
 from __future__ import annotations
@@ -32,6 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
 LATE_S: Final = 600.0
+AHEAD: Final = 16
+"""At least so many numbers lie between what is begun and a new ceiling."""
+TOO_FAR: Final = 4
+"""A ceiling that is so many times as far away as a new one would be is lowered."""
 MOST: Final = 10_000
 """So many doubtful transactions are remembered."""
 SEQUENCE_SIZE: Final = 8
@@ -50,7 +59,7 @@ class _Doubtful:
 class Sequences:
     """Those of one incarnation. Safe to use from many threads; `over` waits for nobody."""
 
-    def __init__(self, clock: Callable[[], float], late_s: float = LATE_S) -> None:
+    def __init__(self, clock: Callable[[], float], late_s: float = LATE_S, ahead: int = AHEAD) -> None:
         self.take: Callable[[], int] = itertools.count(1).__next__
         """Gives the next number to a transaction."""
         self._clock = clock
@@ -63,12 +72,53 @@ class Sequences:
         self._limit: int | None = None
         """A number that nothing can be known about any more: what comes behind it makes no difference."""
         self._doubtful: dict[bytes, _Doubtful] = {}
+        self.ceiling = 1
+        """A number that reaches it is not begun with before `extend` has returned."""
+        self._extending = threading.Lock()
+        self._least_ahead = self._ahead = ahead
+        self._adjusted_at = 0
 
     def skip(self) -> int:
         """Takes a number that no transaction gets."""
         number = self.take()
         self.over(number.to_bytes(SEQUENCE_SIZE, "big"))
         return number
+
+    def extend(self, number: int, note: Callable[[int], None]) -> None:
+        """Has `note` make a ceiling durable that `number` does not reach, unless that has been done meanwhile; raises
+        what it raises."""
+        with self._extending:
+            if number >= self.ceiling:
+                ceiling = number + self._ahead
+                note(ceiling)
+                self.ceiling = ceiling
+                self._ahead *= 2  # a pause of `adjust` is longer than these numbers last
+
+    def adjust(self, note: Callable[[int], None]) -> bool:
+        """Has `note` make another ceiling durable, if this one will be reached soon, or is too far away by now; whether
+        it was called. Called now and then; raises what it raises."""
+        with self._extending:
+            with self._lock:
+                self._sort_in()
+                highest = self._highest
+            self._ahead = max(self._least_ahead, 2 * (highest - self._adjusted_at))
+            self._adjusted_at = highest
+            ahead = self.ceiling - highest - 1
+            if self.ceiling > 1 and ahead <= self._ahead // 2:
+                note(highest + 1 + self._ahead)
+                self.ceiling = highest + 1 + self._ahead
+                return True
+            return ahead > TOO_FAR * self._ahead and self._lower(note)
+
+    def _lower(self, note: Callable[[int], None]) -> bool:
+        former, self.ceiling = self.ceiling, 0  # from now on, whoever takes a number waits
+        ceiling = min(former, self.skip() + self._ahead)  # all that were taken before are below
+        try:
+            if ceiling < former:
+                note(ceiling)
+        finally:
+            self.ceiling = ceiling  # whether it is durable or not
+        return ceiling < former
 
     def over(self, gtrid: bytes) -> None:
         """Notes that a transaction has no branch anywhere, and never will have one again."""

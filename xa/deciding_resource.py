@@ -53,7 +53,9 @@ class NotedIncarnation:
 
     incarnation: bytes
     floor: int
-    """The sequence below which its transactions are over everywhere."""
+    """The sequence below which its transactions are over everywhere; `xa.gtrid.OVER` if all are."""
+    ceiling: int
+    """The sequence that none of its transactions has reached by then."""
     noted_s: float
     """When that was noted: seconds since 1970, by the clock of this resource."""
 
@@ -67,15 +69,15 @@ class DecidingResource(ResourceManager, Protocol):
         """8 octets, random, made when the place of the decisions was made; known once open."""
         ...
 
-    def hold(self, owner: Owner, lease_s: float, rmid: int, floor: int = 0) -> None:
-        """Notes durably that `owner` is at work until `lease_s` from now, by the clock of this resource, and that its
-        transactions whose sequence is below `floor` are over everywhere. Calling it again renews the lease, whether it
-        has run out or not. 0: `owner` is not at work any more."""
+    def hold(self, owner: Owner, lease_s: float, rmid: int, floor: int = 0, ceiling: int = 0) -> None:
+        """Notes durably that `owner` is at work until `lease_s` from now, by the clock of this resource; that its
+        transactions whose sequence is below `floor` are over everywhere; and that none reaches `ceiling`. Calling it
+        again renews the lease, whether it has run out or not. 0: `owner` is not at work any more."""
         ...
 
     def incarnations(self, node: str, rmid: int) -> Sequence[NotedIncarnation]:
-        """The incarnations of the owners of `node`, whether at work or not; the latest ones where there are many. A
-        resource that keeps no floors has none."""
+        """The incarnations of the owners of `node`, whether at work or not; where there are many, the latest ones of
+        which something may be left. Nothing is presumed about one that is not among them."""
         ...
 
     def owners(self, rmid: int) -> Sequence[Owner]:

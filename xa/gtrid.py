@@ -33,6 +33,8 @@ LOG_ID_SIZE: Final = 8
 INCARNATION_SIZE: Final = 8
 _COUNTER: Final = struct.Struct(">I")
 _SEQUENCE: Final = struct.Struct(">Q")
+OVER: Final = 2**63 - 1
+"""As a floor: no transaction of an incarnation is left anywhere. It is as far as a column of a database can count."""
 _SHOWN: Final = 3
 """Octets of an incarnation that are shown to people."""
 _NODE: Final = re.compile(r"[A-Za-z0-9._-]{1,32}", re.ASCII)

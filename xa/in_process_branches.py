@@ -178,13 +178,13 @@ class DecidingUnitDriver(UnitDriver[U]):
         """Commits the unit with the decision (xid.gtrid, record). As `xa.deciding_resource.DecidingResource.decide`."""
 
     @abstractmethod
-    def hold(self, owner: Owner, lease_s: float, floor: int) -> None: ...
+    def hold(self, owner: Owner, lease_s: float, floor: int, ceiling: int) -> None: ...
 
     @abstractmethod
     def owners(self) -> Sequence[Owner]: ...
 
-    def incarnations(self, node: str) -> Sequence[NotedIncarnation]:  # noqa: ARG002 — for drivers that keep none
-        return ()
+    @abstractmethod
+    def incarnations(self, node: str) -> Sequence[NotedIncarnation]: ...
 
     @abstractmethod
     def settle(self, gtrid: bytes) -> bytes | None: ...
@@ -675,8 +675,8 @@ class DecidingBranches(Branches[U], DecidingDriver[Part[U]]):
             )
         )
 
-    def hold(self, owner: Owner, lease_s: float, floor: int) -> None:
-        self.unit_driver.hold(owner, lease_s, floor)
+    def hold(self, owner: Owner, lease_s: float, floor: int, ceiling: int) -> None:
+        self.unit_driver.hold(owner, lease_s, floor, ceiling)
 
     def owners(self) -> Sequence[Owner]:
         return self.unit_driver.owners()

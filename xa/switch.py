@@ -763,8 +763,8 @@ class DecidingSwitch(Switch[W]):
             raise xa_error(Code.XAER_PROTO, told, xid)
         return super().commit(xid, rmid, flags)
 
-    def hold(self, owner: Owner, lease_s: float, rmid: int, floor: int = 0) -> None:
-        self.call("hold", rmid, lambda: self.driver.hold(owner, lease_s, floor))
+    def hold(self, owner: Owner, lease_s: float, rmid: int, floor: int = 0, ceiling: int = 0) -> None:
+        self.call("hold", rmid, lambda: self.driver.hold(owner, lease_s, floor, ceiling))
 
     def owners(self, rmid: int) -> Sequence[Owner]:
         return self.call("owners", rmid, self.driver.owners)

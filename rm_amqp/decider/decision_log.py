@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from rm_amqp.channel.pool import ChannelPool
     from rm_amqp.decider.channel import LocalChannel
+    from rm_amqp.decider.tokens import Lease
     from rm_amqp.settings import Settings
-    from xa import Owner
 
 HOLD_WAIT_S: Final = 10.0
 """How long a decision, or a call that settles one, waits for the token of its slot."""
@@ -194,15 +194,13 @@ class DecisionLog:
             self._ended[slot] -= ended
 
     # -- leases
-    def hold(self, owner: Owner, until_ms: int, now_ms: int, deadline: float) -> None:
-        """The lease ends where `until_ms` is past. TooManyLeasesError."""
-        self.exchange(
-            self.founding.lease_slot, lambda token: token.holding(owner, until_ms, now_ms), deadline, over=self._leases
-        )
+    def hold(self, lease: Lease, now_ms: int, deadline: float) -> None:
+        """It is the end of a lease where its time is past. TooManyLeasesError."""
+        self.exchange(self.founding.lease_slot, lambda token: token.holding(lease, now_ms), deadline, over=self._leases)
 
-    def owners(self, now_ms: int, deadline: float) -> list[Owner]:
-        token = self.exchange(self.founding.lease_slot, lambda _: None, deadline, over=self._leases)
-        return [lease.owner for lease in token.running(now_ms)]
+    def leases(self, deadline: float) -> Token:
+        """The lease token."""
+        return self.exchange(self.founding.lease_slot, lambda _: None, deadline, over=self._leases)
 
     # -- holding a token for its own sake
     def renew(self, slot: int, deadline: float) -> None:

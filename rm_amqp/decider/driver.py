@@ -25,11 +25,11 @@ from rm_amqp.decider.decision_log import Attempt, DecisionLog, TokenRenewalDue, 
 from rm_amqp.decider.service_bus import TopicNodes, refuse_unfit
 from rm_amqp.decider.token_queue_creation import agree_on_founding
 from rm_amqp.decider.token_queues import TokenBusyError
-from rm_amqp.decider.tokens import ID_SIZE, FoundingMessage, TooManyLeasesError, WrongTokenError
+from rm_amqp.decider.tokens import ID_SIZE, FoundingMessage, Lease, TooManyLeasesError, WrongTokenError
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, refusal_error
 from rm_amqp.session import Session
 from rm_amqp.settings import parse
-from xa import ROLLBACK_CODES, Code, XaError, xa_error
+from xa import ROLLBACK_CODES, Code, NotedIncarnation, XaError, xa_error
 from xa.driver import DecidingDriver
 from xa.machine import RESULT_OF, Result, advance
 from xa.state_tables import BRANCH, BranchState, BranchVerb
@@ -431,20 +431,31 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         self.connections.pool.release(branch.pooled, keep=False)
 
     # --- decisions and leases ---------------------------------------------------------------------------------
-    def hold(self, owner: Owner, lease_s: float, floor: int) -> None:  # noqa: ARG002 — a token keeps no floors
+    def hold(self, owner: Owner, lease_s: float, floor: int, ceiling: int) -> None:
         """XA_RETRY: another process holds the lease token for too long."""
         log, now_ms = self._decisions, int(self._wall() * 1000)
-        until_ms = now_ms + int(lease_s * 1000)
+        lease = Lease(owner, now_ms + int(lease_s * 1000), floor, ceiling, now_ms)
         deadline = self.connections.deadline()
         try:
-            self.guarded("hold", None, lambda: log.hold(owner, until_ms, now_ms, deadline))
+            self.guarded("hold", None, lambda: log.hold(lease, now_ms, deadline))
         except TooManyLeasesError as error:
             raise xa_error(Code.XAER_RMERR, f"hold: {error}") from None
 
     def owners(self) -> Sequence[Owner]:
         """XA_RETRY where somebody holds the lease token for too long."""
         log, deadline = self._decisions, self.connections.deadline()
-        return self.guarded("owners", None, lambda: log.owners(int(self._wall() * 1000), deadline))
+        token = self.guarded("owners", None, lambda: log.leases(deadline))
+        return [lease.owner for lease in token.running(int(self._wall() * 1000))]
+
+    def incarnations(self, node: str) -> Sequence[NotedIncarnation]:
+        """XA_RETRY where somebody holds the lease token for too long."""
+        log, deadline = self._decisions, self.connections.deadline()
+        token = self.guarded("incarnations", None, lambda: log.leases(deadline))
+        return [
+            NotedIncarnation(lease.owner.incarnation, lease.floor, lease.ceiling, lease.noted_ms / 1000)
+            for lease in token.leases
+            if lease.owner.node == node
+        ]
 
     def settle(self, gtrid: bytes) -> bytes | None:
         log, deadline = self._decisions, self.connections.deadline()

@@ -12,7 +12,8 @@ objects with
     token      version, founder, slot, generation, epoch, floor,
                decided: [[gtrid, record], …] in the order of the decisions,
                fenced: [[gtrid, epoch], …] in the order of the epochs,
-               leases: [[node, incarnation, process, until], …], until in milliseconds since 1970;
+               leases: [[node, incarnation, process, until, floor, ceiling, noted], …], `until` and `noted` in
+               milliseconds since 1970, floor and ceiling as in `xa.deciding_resource.NotedIncarnation`;
                octets as hexadecimal digits
 
 Octets are one of these if and only if all of these fields are there, and have their types. Another version is refused
@@ -20,6 +21,9 @@ before anything else is read. A token is only ever replaced as a whole: one loca
 next generation.
 
 `decided` has every decision of the slot that has not ended, so that a slot is free for the next transaction at once.
+The lease token keeps leases that have ended, without their processes, until nothing of their transactions is left
+anywhere: recovery presumes nothing about an incarnation that is not there.
+
 A fence says that a transaction can't be decided any more. The latest fences are kept with their gtrids. Those that were
 made up to the epoch `floor` are not; therefore a transaction is also refused if it is not known to have begun later.
 """
@@ -34,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xa import Owner
 from xa.format_version import version_refusal
+from xa.gtrid import OVER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -47,6 +52,8 @@ MAX_OCTETS: Final = 1 << 20
 """Of a token's body: beyond it the slot takes no more decisions until some have ended."""
 MAX_LEASES: Final = 1000
 """Processes that can be at work over one place at a time."""
+KEPT_LEASES: Final = 500
+"""Leases that have ended and are kept, the latest ones."""
 
 _NUMBERS: Final = ("slot", "generation", "epoch", "floor")
 
@@ -108,10 +115,19 @@ class TokenAnswer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Until when somebody is at work, in milliseconds since 1970, by the clock of who wrote it."""
+    """Until when somebody is at work, and what of its transactions there may be, as it noted when it was last at work.
+    The times are in milliseconds since 1970, by the clock of who wrote it."""
 
     owner: Owner
     until_ms: int
+    floor: int = 0
+    ceiling: int = 0
+    noted_ms: int = 0
+
+    @property
+    def ended(self) -> Lease:
+        """The same when it has run out: what its process was is of no interest any more."""
+        return replace(self, owner=replace(self.owner, process=""), until_ms=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +192,25 @@ class Token:
             fenced=tuple(pair for pair in self.fenced if pair[0] not in ended),
         )
 
-    def holding(self, owner: Owner, until_ms: int, now_ms: int) -> Token:
-        """With this lease in the place of the owner's former one, which is taken out only where `until_ms` is past;
-        without those that have run out. TooManyLeasesError."""
-        others = tuple(lease for lease in self.running(now_ms) if lease.owner != owner)
-        if until_ms <= now_ms:
-            return replace(self.renewed(), leases=others)
-        if len(others) >= MAX_LEASES:
-            raise TooManyLeasesError(
-                f"{len(others)} processes are at work over these tokens, which is as many as there may be; "
-                "end some, or give others a token_queue of their own"
-            )
-        return replace(self.renewed(), leases=(*others, Lease(owner, until_ms)))
+    def holding(self, lease: Lease, now_ms: int) -> Token:
+        """With this lease in the place of the owner's former one; those that have run out come first.
+        TooManyLeasesError."""
+        whose = lease.owner.node, lease.owner.incarnation
+        others = [one for one in self.leases if (one.owner.node, one.owner.incarnation) != whose]
+        running = [one for one in others if one.until_ms > now_ms]
+        ended = [one.ended for one in others if one.until_ms <= now_ms]
+        if lease.until_ms > now_ms:
+            if len(running) >= MAX_LEASES:
+                raise TooManyLeasesError(
+                    f"{len(running)} processes are at work over these tokens, which is as many as there may be; "
+                    "end some, or give others a token_queue of their own"
+                )
+            running.append(lease)
+        elif len(others) < len(self.leases):  # one that was never there has begun nothing
+            ended.append(lease.ended)
+
+        left = sorted((one for one in ended if one.floor < OVER), key=lambda one: one.noted_ms)
+        return replace(self.renewed(), leases=(*left[-KEPT_LEASES:], *running))
 
     def running(self, now_ms: int) -> Sequence[Lease]:
         """The leases that have not run out."""
@@ -210,7 +233,15 @@ class Token:
             "decided": [[gtrid.hex(), record.hex()] for gtrid, record in self.decided],
             "fenced": [[gtrid.hex(), epoch] for gtrid, epoch in self.fenced],
             "leases": [
-                [lease.owner.node, lease.owner.incarnation.hex(), lease.owner.process, lease.until_ms]
+                [
+                    lease.owner.node,
+                    lease.owner.incarnation.hex(),
+                    lease.owner.process,
+                    lease.until_ms,
+                    lease.floor,
+                    lease.ceiling,
+                    lease.noted_ms,
+                ]
                 for lease in self.leases
             ],
         }
@@ -231,15 +262,16 @@ class Token:
         return cls(founder, slot, generation, epoch, floor, decided, fenced, leases)
 
 
-def _lease(node: object, incarnation: object, process: object, until_ms: object) -> Lease:
+def _lease(node: object, incarnation: object, process: object, *numbers: object) -> Lease:
     if not isinstance(node, str) or not isinstance(incarnation, str) or not isinstance(process, str):
         raise TypeError(f"the lease of {node!r} is no lease")
-    return Lease(Owner(node, bytes.fromhex(incarnation), process), _whole(until_ms))
+    until_ms, floor, ceiling, noted_ms = map(_whole, numbers)
+    return Lease(Owner(node, bytes.fromhex(incarnation), process), until_ms, floor, ceiling, noted_ms)
 
 
 def _whole(number: object) -> int:
     if type(number) is not int or number < 0:
-        raise ValueError(f"{number!r} is no epoch and no time")
+        raise ValueError(f"{number!r} is no epoch, no sequence and no time")
     return number
 
 

@@ -6,8 +6,9 @@ There are three tables. The first open makes those that are missing, if the user
     xabridge_decision    gtrid (hexadecimal, the primary key), state, record, created
     xabridge_owner       a row for each transaction manager that is, or was, at work: node, incarnation (hexadecimal),
                          process, the time at which its lease ends (0: it has ended), the floor (the sequence below
-                         which its transactions are over everywhere), and the time at which that was noted (seconds
-                         since 1970, by this database's clock)
+                         which its transactions are over everywhere; 2^63 - 1 if all are), the ceiling (the sequence
+                         that none of them reaches), and the time at which that was noted (seconds since 1970, by this
+                         database's clock)
 
 `state` is "decided", with the transaction manager's record, or "rolled back", which is a tombstone without a record. A
 row "decided" is inserted in the business transaction itself. A tombstone is inserted by whoever has to settle a
@@ -45,6 +46,7 @@ from sqlalchemy import (
     Table,
     any_,
     bindparam,
+    case,
     delete,
     func,
     insert,
@@ -61,6 +63,7 @@ from rm_db.decider.errors import from_dbapi, is_loss, is_transient, said
 from rm_db.decider.sqlite import WAIT_OPTION
 from xa import Code, DecisionRecord, NotedIncarnation, Owner, TryAgain, XaError, xa_error
 from xa.format_version import version_refusal
+from xa.gtrid import OVER
 from xa.sql import mariadb, postgres
 from xa.sql.statements import SECONDS_1970, missing_columns, upsert
 
@@ -83,8 +86,9 @@ _SETTLE_TRIES: Final = 5
 _MAKE_TRIES: Final = 5
 _MAKE_PAUSE_S: Final = 0.05
 
-KEPT_OWNERS: Final = 1000
-"""So many rows of transaction managers are kept for each node, the latest ones."""
+KEPT_OWNERS: Final = 10_000
+"""So many rows of transaction managers are kept for each node. Those of which nothing is left go first, then the oldest
+ones: recovery presumes nothing about what has no row."""
 
 END_BATCH: Final = 256
 END_AFTER_S: Final = 1.0
@@ -136,6 +140,7 @@ class DecisionTable:
             Column("process", String(255), nullable=False),
             Column("until", Double, nullable=False),
             Column("floor", BigInteger, nullable=False),
+            Column("ceiling", BigInteger, nullable=False),
             Column("noted", Double, nullable=False),
             **_INNODB,
         )
@@ -250,12 +255,12 @@ class DecisionTable:
 
     # --- owners ---------------------------------------------------------------------------------------------------
 
-    def hold(self, owner: Owner, lease_s: float, floor: int = 0) -> None:
+    def hold(self, owner: Owner, lease_s: float, floor: int = 0, ceiling: int = 0) -> None:
         table = self._owners
         whose = table.c.node == owner.node, table.c.incarnation == owner.incarnation.hex()
         with from_dbapi("hold"), self._transaction() as connection:
             now = _now(connection)
-            noted = {"until": now + lease_s if lease_s else 0.0, "floor": floor, "noted": now}
+            noted = {"until": now + lease_s if lease_s else 0.0, "floor": floor, "ceiling": ceiling, "noted": now}
             renewed = connection.execute(update(table).where(*whose).values(noted))
             if renewed.rowcount == 0 and lease_s:
                 key = {"node": owner.node, "incarnation": owner.incarnation.hex(), "process": owner.process[:255]}
@@ -265,18 +270,21 @@ class DecisionTable:
     def _delete_earlier(self, connection: Connection, node: str) -> None:
         """Deletes the rows of a node that are too many."""
         table = self._owners
-        latest_first = select(table.c.incarnation).where(table.c.node == node).order_by(table.c.noted.desc())
-        surplus = list(connection.execute(latest_first).scalars())[KEPT_OWNERS - 1 :]
+        order = case((table.c.floor == OVER, 1), else_=0), table.c.noted.desc()
+        wanted_first = select(table.c.incarnation).where(table.c.node == node).order_by(*order)
+        surplus = list(connection.execute(wanted_first).scalars())[KEPT_OWNERS - 1 :]
         for first in range(0, len(surplus), END_BATCH):
             some = surplus[first : first + END_BATCH]
             connection.execute(delete(table).where(table.c.node == node, table.c.incarnation.in_(some)))
 
     def incarnations(self, node: str) -> list[NotedIncarnation]:
         table = self._owners
-        noted = select(table.c.incarnation, table.c.floor, table.c.noted).where(table.c.node == node)
+        noted = select(table.c.incarnation, table.c.floor, table.c.ceiling, table.c.noted).where(table.c.node == node)
         with from_dbapi("incarnations"), self._transaction() as connection:
-            rows = connection.execute(noted)
-            return [NotedIncarnation(bytes.fromhex(row.incarnation), row.floor, row.noted) for row in rows]
+            return [
+                NotedIncarnation(bytes.fromhex(incarnation), floor, ceiling, noted_s)
+                for incarnation, floor, ceiling, noted_s in connection.execute(noted)
+            ]
 
     def owners(self) -> list[Owner]:
         table = self._owners

@@ -96,8 +96,8 @@ class DeciderDriver(DecidingUnitDriver[Unit]):
     def decide(self, unit: Unit, xid: Xid, record: bytes) -> Code:
         return self._opened.decide(unit, xid.gtrid, record)
 
-    def hold(self, owner: Owner, lease_s: float, floor: int) -> None:
-        self._table.hold(owner, lease_s, floor)
+    def hold(self, owner: Owner, lease_s: float, floor: int, ceiling: int) -> None:
+        self._table.hold(owner, lease_s, floor, ceiling)
 
     def owners(self) -> Sequence[Owner]:
         return self._table.owners()

@@ -19,6 +19,7 @@ class Disk:
         self.noted: dict[bytes, Standing] = {}
         self.floors: dict[bytes, int] = {}
         self.lazy_floors: dict[bytes, int] = {}
+        self.ceilings: dict[bytes, int] = {}
         self.taken = 0
         self.is_copy = False
         self.decisions: dict[bytes, Decision] = {}
@@ -36,12 +37,13 @@ class Disk:
                 self.decisions.pop(gtrid, None)
         self.lazily_ended.clear()
 
-    def copied(self) -> Disk:
-        """A copy, as it was made at this moment."""
+    def copied(self, *, known: bool = True) -> Disk:
+        """A copy, as it was made at this moment; `known`: it knows that it is one."""
         copy = Disk(self.log_id)
         copy.noted = dict(self.noted)
         copy.floors = dict(self.floors)
-        copy.is_copy = True
+        copy.ceilings = dict(self.ceilings)
+        copy.is_copy = known
         copy.decisions = dict(self.decisions)
         copy.heuristics = dict(self.heuristics)
         copy.ever_decided = self.ever_decided
@@ -66,7 +68,8 @@ class SimulatedLog:
 
     @property
     def incarnations(self) -> Incarnations:
-        return replace(self._incarnations, floors=self._disk.floors | self._disk.lazy_floors)
+        floors = self._disk.floors | self._disk.lazy_floors
+        return replace(self._incarnations, floors=floors, ceilings=dict(self._disk.ceilings))
 
     def trust(self, incarnation: bytes) -> None:
         self._disk.noted[incarnation] = trusted(self.incarnations, incarnation)
@@ -85,9 +88,15 @@ class SimulatedLog:
         if gtrid in self._disk.decisions and self._disk.taken == self._taken:
             self._disk.lazily_ended.add(gtrid)
 
-    def note_floor(self, floor: int) -> None:
+    def note_floor(self, floor: int, incarnation: bytes = b"") -> None:
         if self._disk.taken == self._taken:
-            self._disk.lazy_floors[self.incarnation] = floor
+            self._disk.lazy_floors[incarnation or self.incarnation] = floor
+
+    def note_ceiling(self, ceiling: int) -> None:
+        if self._force():
+            self._disk.ceilings[self.incarnation] = ceiling
+        if self._stopped:
+            raise LogStopped("the force failed")
 
     def note_heuristic(self, heuristic: Heuristic) -> None:
         if self._force():

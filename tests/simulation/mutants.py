@@ -16,7 +16,7 @@ from tests.simulation.bent import Bent, without
 from tests.simulation.world import Mutant
 from tm.log import Branch, Decision, Heuristic, LogError, LogFull, LogStopped
 from tm.log.incarnations import Incarnations, Standing
-from tm.recovery.ownership import AtWork, Claim, Floors, Ownership, Whose
+from tm.recovery.ownership import AtWork, Ceilings, Claim, Floors, Ownership, Whose
 from tm.recovery.ports import Decisions, RecoveryPorts, Scanned
 from tm.sequences import Sequences
 from tm.two_phase.ports import Answer, Asked, Ports
@@ -221,7 +221,7 @@ class _EndsWhatIsOthers(Ownership):
 
 
 def _with(kind: type[Ownership]) -> Callable[[Ownership], Ownership]:
-    return lambda own: kind(own.node, own.log_id, own.incarnations, own.deciders, own.own, own.floors)
+    return lambda own: kind(own.node, own.log_id, own.incarnations, own.deciders, own.own, own.floors, own.ceilings)
 
 
 class _Everything(dict[bytes, Standing]):
@@ -282,6 +282,24 @@ class _CountsWhatWasBegun(Sequences):
         return self.skip()
 
 
+class _NotesNoCeiling(Sequences):
+    """Begins transactions at once."""
+
+    def extend(self, _number: int, _note: Callable[[int], None]) -> None:
+        self.ceiling = 2**63
+
+
+class _CeilingsReadBeforeTheScan(Bent["RecoveryPorts"]):
+    ceilings: Ceilings
+
+    async def scan(self) -> Scanned:
+        self.ceilings = await self.ports.read_ceilings()
+        return await self.ports.scan()
+
+    async def read_ceilings(self) -> Ceilings:
+        return self.ceilings
+
+
 class _FloorsReadBehindTheScan(Bent["RecoveryPorts"]):
     scanned: Scanned
 
@@ -334,6 +352,14 @@ MUTANTS = (
     Mutant("recovery presumes about what was over", recovery_through=without(read_floors={})),
     Mutant("recovery reads what is over behind the scan", recovery_through=_FloorsReadBehindTheScan),
     Mutant("what another process has finished is a hazard", without(is_held=True), seed=7879),
+    Mutant("recovery presumes about what was begun later", recovery_through=without(read_ceilings={})),
+    Mutant("recovery reads what was begun before the scan", recovery_through=_CeilingsReadBeforeTheScan),
+    Mutant("no ceiling is noted", sequences=_NotesNoCeiling),
+    Mutant(
+        "what is left of an incarnation is not looked for",
+        left_nothing=lambda report: report.ended_incarnations,
+        seed=5718,
+    ),
 )
 
 MUTANTS_OF_HANDS = (

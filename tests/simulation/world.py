@@ -5,8 +5,8 @@ An operator may complete any branch by hand, at any moment.
 
 There is one node or there are two, over the same resource managers; each has a log of its own, or they share a resource
 that decides. A node may have two processes: at the same time if a resource decides, one after the other if its log is
-in a database. Processes are killed, or stop for a while and go on; an older copy may replace a log, or the data of a
-resource manager.
+in a database. Processes are killed, or stop for a while and go on; an older copy may replace a log (it knows that it is
+one, or it looks like the original), the data of a resource manager, or the resource that decides.
 
 Everything that a process does is a sequence of steps with a crash point before each of them: one call to one resource
 manager, one force of the log, one read of the live transactions. A scheduler interleaves the steps of all activities
@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -27,8 +29,9 @@ from tm.log import Branch, Decision, Heuristic, LogError
 from tm.log.decider_record import decode_branches, encode_branches
 from tm.log.incarnations import Incarnations
 from tm.outcome import Outcome, Verdict, named
+from tm.recovery.former import Former, FormerIncarnations
 from tm.recovery.lease import LEASE_S, Lease
-from tm.recovery.ownership import FINISHED, IN_LOG, AtWork, Floors, Ownership
+from tm.recovery.ownership import FINISHED, IN_LOG, OVER_BEFORE, AtWork, Ceilings, Floors, Ownership
 from tm.recovery.ports import Decisions, RecoveryPorts, Scanned
 from tm.recovery.recovery_pass import recover
 from tm.recovery.report import Action, Report
@@ -46,6 +49,7 @@ from xa import (
     Code,
     Gtrid,
     Handle,
+    Owner,
     ResourceUnavailable,
     ThreadOfControl,
     XaError,
@@ -53,6 +57,7 @@ from xa import (
     entered,
 )
 from xa.coroutines import suspension
+from xa.gtrid import OVER
 from xa.machine import RESULT_OF
 from xa.outcome_notes import BranchOutcome
 from xa.state_tables import BRANCH, BranchState, BranchVerb
@@ -157,7 +162,9 @@ class Process:
         self.live: set[bytes] = set()
         self.lost: dict[str, set[ThreadOfControl]] = {name: set() for name in self.clients}
         self.fresh = set(self.clients)
-        self.sequences = world.mutant.sequences(world.clock, LATE_STEPS * LEASE_S / LEASE_STEPS)
+        late_s = LATE_STEPS * LEASE_S / LEASE_STEPS
+        self.sequences = world.mutant.sequences(world.clock, late_s, 1)
+        self.former = FormerIncarnations(late_s)
         self.recovering = False
         self.stopped_until = 0
         self.lease = SimulatedLease(world, self) if world.decider_mode else None
@@ -269,6 +276,15 @@ class WorldPorts:
             noted = self.called("decider", lambda client: client.incarnations(self.process.node, 1))
             floors["decider"] = noted if isinstance(noted, XaError) else {one.incarnation: one.floor for one in noted}
         return floors
+
+    async def read_ceilings(self) -> Ceilings:
+        """Right behind the scan."""
+        ceilings: dict[str, Any] = {IN_LOG: self.process.log.incarnations.ceilings}
+        if self.world.decider_mode:
+            noted = self.called("decider", lambda client: client.incarnations(self.process.node, 1))
+            answer = noted if isinstance(noted, XaError) else {one.incarnation: one.ceiling for one in noted}
+            ceilings["decider"] = answer
+        return ceilings
 
     async def read_decisions(self) -> Decisions:
         await suspension()
@@ -403,6 +419,10 @@ def _unchanged(what: Any) -> Any:
     return what
 
 
+def _left_nothing(report: Report) -> Former:
+    return report.left_nothing
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A name, and what it puts in the place of the right thing: between a commit or recovery and its ports, or another
@@ -422,6 +442,7 @@ class Mutant:
     counting: bool = False
     leaving: bool = False
     sequences: type[Sequences] = Sequences
+    left_nothing: Callable[[Report], Former] = _left_nothing
     hands: bool = False
     seed: int = 0
 
@@ -464,6 +485,15 @@ class World:
         self.finished_before: dict[Xid, str] = {}
         """The branches in doubt in such a copy that were over, as their node has durably noted; and where they are."""
         self.false_claims: list[str] = []
+        self.older = Random(f"older {seed}")
+        self.older_rate = self.older.choice((0.0, 0.0, 0.05))
+        self.night_rate = self.older.choice((0.0, 0.0, 0.02))
+        self.old_decider: BackUp | None = None
+        self.decider_replaced = False
+        self.begun_later: dict[Xid, str] = {}
+        """The branches in doubt that were begun later than the copy was made that took the decider's place."""
+        self.seemed_over: set[bytes] = set()
+        """Incarnations whose process stood still until another one had noted that nothing of them is left."""
         self.late_since: dict[str, int] = {}
         self.now = 0
         self.numbers = itertools.count(1)
@@ -590,10 +620,7 @@ class World:
         if self.fate.random() < 0.2:
             process = self.fate.choice(self.processes)
             process.log.note_floor(process.sequences.floor())
-        if self.restore_rate:
-            self._restore_store()
-        if self.random.random() < self.copy_rate and not self.decider_mode:
-            self._copy(self.random.choice(self.nodes))
+        self._restore()
         if self.siblings and self.random.random() < 0.03:
             self._another(self.random.choice(self.nodes))
         if self.random.random() < self.fault_rate * 0.2:
@@ -608,6 +635,23 @@ class World:
             faults = ("full", "refused", "failed, durable", "failed, lost")
             self.random.choice(self.processes).log.fault = self.random.choice(faults)
             self.disturbances += 1
+
+    def _restore(self) -> None:
+        """Something is copied, or restored from a copy; or so much time passes that nothing late arrives any more."""
+        if self.night_rate and self.older.random() < self.night_rate:
+            self.now += LATE_STEPS
+            self.disturbances += 1
+            self._lose_what_is_late()
+        if self.older.random() < 0.2 and not self.decider_mode:
+            process = self.older.choice(self.processes)
+            with suppress(LogError):
+                process.sequences.adjust(process.log.note_ceiling)
+        if self.older_rate and self.decider_mode:
+            self._restore_decider()
+        if self.restore_rate:
+            self._restore_store()
+        if self.random.random() < self.copy_rate and not self.decider_mode:
+            self._copy(self.random.choice(self.nodes))
 
     def _stop(self, process: Process) -> None:
         """It stands still for a while, often for longer than its lease."""
@@ -628,19 +672,62 @@ class World:
     def _copy(self, node: str) -> None:
         """A copy of a node's log is made, or the last one takes its place: the log then is what it was at that time."""
         if node not in self.copies:
-            self.trace.append(f"{node}: its log is copied")
-            self.copies[node] = self.disks[node].copied()
+            known = self.older.random() < 0.5
+            self.trace.append(f"{node}: its log is copied{'' if known else ', and the copy looks like the original'}")
+            self.copies[node] = self.disks[node].copied(known=known)
         elif self.random.random() < 0.3:
             self.trace.append(f"{node}: its log is replaced by the copy")
             for process in [process for process in self.processes if process.node == node]:
                 self._kill(process)
             self.disks[node] = self.copies.pop(node)
             self.replaced.add(node)
+            if not self.disks[node].is_copy:
+                self._excuse_what_is_below(self.disks[node].ceilings)
             for xid in list(self.finished_before):
                 if Gtrid.decode(xid.gtrid).node == node:  # it may not be noted any more
                     del self.finished_before[xid]
                     self.excused.add(xid.gtrid)
             self._restart(node)
+
+    def _excuse_what_is_below(self, ceilings: Mapping[bytes, int]) -> None:
+        """What had begun when a copy was made, which then took a place and looks like the original, is not
+        protected."""
+        for gtrid in self.wrote:
+            read = Gtrid.decode(gtrid)
+            assert isinstance(read.incarnation, bytes)
+            if read.sequence < ceilings.get(read.incarnation, 0):
+                self.excused.add(gtrid)
+
+    def _restore_decider(self) -> None:
+        """The resource that decides is copied; later everything is stopped, and it is what it was then."""
+        decider = self.stores["decider"]
+        if self.old_decider is None:
+            if self.older.random() < 0.1:
+                self.trace.append("decider: its data is copied")
+                self.old_decider = decider.backed_up()
+            return
+        if self.older.random() >= self.older_rate:
+            return
+
+        self.trace.append("decider: its data is replaced by the copy")
+        self.disturbances += 1
+        for process in tuple(self.processes):
+            self._kill(process)
+        decider.restore(self.old_decider)
+        decider.heal()
+        self.old_decider, self.decider_replaced = None, True
+        self.excused.update(self.wrote)  # its own data is older, too
+        self.finished_before.clear()  # it may not be noted any more
+        for name, store in self.stores.items():
+            self.begun_later |= {xid: name for xid in store.in_doubt if self._is_lost(xid.gtrid)}
+        for node in self.nodes:
+            self._restart(node)
+
+    def _ceilings(self, node: str) -> Mapping[bytes, int]:
+        decider = self.stores.get("decider")
+        if not isinstance(decider, DecidingStore):
+            return self.disks[node].ceilings
+        return {one.incarnation: one.ceiling for one in decider.incarnations(node)}
 
     def _restore_store(self) -> None:
         """A copy of a resource manager is made while it has a branch in doubt. Later everything is stopped, the copy
@@ -726,6 +813,7 @@ class World:
             self.interfered = True
             store.complete_by_hand(xid, commit=commit)
             self.finished_before.pop(xid, None)
+            self.begun_later.pop(xid, None)
             self.on_their_own.add(xid.gtrid)
             self.by_hand.setdefault(xid.gtrid, []).append((store.name, commit))
 
@@ -791,8 +879,11 @@ class World:
                 return  # nothing can begin now
             process.holds = True
 
+        sequence = process.sequences.take()
+        if not self._may_begin(process, sequence):
+            return
         log_id = DECIDER_ID if self.decider_mode else process.log.log_id
-        gtrid = Gtrid(process.node, log_id, process.incarnation, process.sequences.take()).encode()
+        gtrid = Gtrid(process.node, log_id, process.incarnation, sequence).encode()
         names = self.random.sample(list(self.stores), self.random.randint(1, len(self.stores)))
         if self.decider_mode and "decider" not in names and len(names) > 1:
             names.append("decider")
@@ -833,6 +924,17 @@ class World:
             process.sequences.over(gtrid)
         else:
             process.sequences.doubt(gtrid, names)
+
+    def _may_begin(self, process: Process, sequence: int) -> bool:
+        """Whether the ceiling is above a transaction that is to begin, or could be raised."""
+        note = process.log.note_ceiling if process.lease is None else process.lease.take
+        try:
+            if sequence >= process.sequences.ceiling:
+                process.sequences.extend(sequence, note)
+        except (LogError, XaError):
+            self.disturbances += 1
+            return False
+        return True
 
     # --- what goes wrong with a call --------------------------------------------------------------------------
 
@@ -898,15 +1000,35 @@ class World:
         finally:
             process.recovering = False
         process.sequences.passed(began_at, {one.branch.xid.gtrid for one in report.findings}, report.unreachable)
+        self._raise_floors(process, began_at, report)
 
         for finding in report.findings:
-            if finding.why == FINISHED and finding.branch.xid not in self.finished_before:
-                self.false_claims.append(f"{named(finding.branch.xid.gtrid)} is told to have been finished before")
+            xid = finding.branch.xid
+            before = xid in self.finished_before or self._seemed_over(xid.gtrid)
+            if finding.why in (FINISHED, OVER_BEFORE) and not before:
+                self.false_claims.append(f"{named(xid.gtrid)} is told to have been finished before")
+            elif finding.action is Action.STRANDED and not before and not self._is_lost(xid.gtrid):
+                self.false_claims.append(f"{named(xid.gtrid)} is left alone: {finding.why}")
             self.trace.append(f"recovery: {named(finding.branch.xid.gtrid)} {finding.branch.resource} {finding.action}")
             if finding.action is Action.HEURISTIC:
                 self.reported.add(finding.branch.xid.gtrid)
             elif finding.action is Action.NOT_THERE:
                 self.missed.add((finding.branch.xid.gtrid, finding.branch.resource))
+
+    def _raise_floors(self, process: Process, began_at: float, report: Report) -> None:
+        left_nothing = self.mutant.left_nothing(report)
+        for place, incarnation in process.former.passed(
+            began_at, self.clock(), report.ended_incarnations, left_nothing
+        ):
+            if any(other.incarnation == incarnation for other in self.processes):
+                self.seemed_over.add(incarnation)
+            if place == IN_LOG:
+                process.log.note_floor(OVER, incarnation)
+            else:
+                owner = Owner(process.node, incarnation, "")
+                ports = WorldPorts(self, process)
+                ports.called(place, partial(_over, owner))
+            self.trace.append(f"nothing is left of {incarnation.hex()}")
 
     # --- the checker ------------------------------------------------------------------------------------------
 
@@ -919,6 +1041,11 @@ class World:
         found += [
             f"{name}: {named(xid.gtrid)} was finished before, and recovery has presumed its outcome"
             for xid, name in self.finished_before.items()
+            if xid not in self.stores[name].in_doubt
+        ]
+        found += [
+            f"{name}: {named(xid.gtrid)} was begun later, and recovery has presumed its outcome"
+            for xid, name in self.begun_later.items()
             if xid not in self.stores[name].in_doubt
         ]
         noted = {h.branch.xid for disk in self.disks.values() for h in disk.heuristics.values()}
@@ -940,12 +1067,19 @@ class World:
         return found
 
     def _is_lost(self, gtrid: bytes) -> bool:
-        """Whether its node's log was replaced by an older copy, which leaves alone what it may have known since."""
+        """Whether its node's log, or the decider, was replaced by an older copy, which leaves alone what it may have
+        known since."""
         read = Gtrid.decode(gtrid)
-        if read.node not in self.replaced:
-            return False
+        if read.node not in self.replaced and not self.decider_replaced:
+            return self._seemed_over(gtrid)
+        assert isinstance(read.incarnation, bytes)
+        if read.sequence >= self._ceilings(read.node).get(read.incarnation, 0):
+            return True
         incarnations = Incarnations(dict(self.disks[read.node].noted))
-        return incarnations.why_not(read.incarnation) is not None
+        return not self.decider_mode and incarnations.why_not(read.incarnation) is not None
+
+    def _seemed_over(self, gtrid: bytes) -> bool:
+        return Gtrid.decode(gtrid).incarnation in self.seemed_over
 
     def _violations_of(self, gtrid: bytes, names: list[str]) -> list[str]:
         data = {name: f"{gtrid.hex()}@{name}" in self.stores[name].data for name in names}
@@ -1004,6 +1138,10 @@ class World:
 
 def _prepared(client: ReferenceResource) -> Sequence[Xid]:
     return client.recover(1, TMSTARTRSCAN)
+
+
+def _over(owner: Owner, decider: ReferenceDecider) -> None:
+    decider.hold(owner, 0, 1, OVER, OVER)
 
 
 def _nothing(_: ReferenceResource) -> Sequence[Xid]:

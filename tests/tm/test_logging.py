@@ -44,6 +44,8 @@ ABOUT_NO_TRANSACTION = {
     "recovery: the decisions in %s can't be read%s: %s": "a decider",
     "recovery can't read the log%s: %s": "the log",
     "a recovery pass failed with an unexpected error; another pass will follow": "a pass",
+    "the ceiling could not be noted: %s": "the log",
+    "that nothing is left of %s could not be noted: %s": "an incarnation",
     "tx_open: %s": "the manager",
     "tx_begin: no transaction can begin: %s": "the manager",
     "tx_begin: a resource manager is at work outside any transaction in this thread of control": "says it itself",
@@ -132,7 +134,7 @@ def completed_on_its_own(both: TwoResources) -> None:
 
 
 def log_stopped(both: TwoResources) -> None:
-    both.log.fault = "failed, lost"
+    both.fault = "failed, lost"
     attempt(both)
     with pytest.raises(TransactionError):
         both.manager.begin()

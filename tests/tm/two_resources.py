@@ -19,7 +19,10 @@ LOG_ID = b"two-res."
 
 
 class TwoResources:
-    """No threads, no waiting: what a test does not ask for does not happen."""
+    """No threads, no waiting: what a test does not ask for does not happen. `fault`: the fault of the log at the next
+    force behind `write`."""
+
+    fault: str | None = None
 
     def __init__(
         self,
@@ -50,5 +53,6 @@ class TwoResources:
 
     def write(self, key: str = "key", value: str = "value") -> None:
         """Work at both resource managers, in the calling thread's transaction."""
+        self.log.fault, self.fault = self.fault, None
         self.manager["one"].write(key, value)
         self.manager["two"].write(key, value)

@@ -25,6 +25,7 @@ from xa import (
     Code,
     DecisionRecord,
     Handle,
+    NotedIncarnation,
     Owner,
     ThreadOfControl,
     Xid,
@@ -119,7 +120,10 @@ class Resource(DecidingUnitDriver[Work]):
         self.decided[xid] = record
         return code
 
-    def hold(self, owner: Owner, lease_s: float, floor: int) -> None:
+    def hold(self, owner: Owner, lease_s: float, floor: int, ceiling: int) -> None:
+        raise NotImplementedError
+
+    def incarnations(self, node: str) -> Sequence[NotedIncarnation]:
         raise NotImplementedError
 
     def owners(self) -> Sequence[Owner]:

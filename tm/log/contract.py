@@ -126,9 +126,14 @@ class DecisionLog(Protocol):
         can't be written is lost, with a line in Python's log; it is not raised, for nothing depends on it."""
         ...
 
-    def note_floor(self, floor: int) -> None:
-        """Notes that every transaction of this incarnation whose sequence is below `floor` is over everywhere
-        (`tm.sequences`). Lazy, as `end`."""
+    def note_floor(self, floor: int, incarnation: bytes = b"") -> None:
+        """Notes that every transaction of this incarnation, or of the former one that is named, whose sequence is below
+        `floor` is over everywhere (`tm.sequences`). Lazy, as `end`."""
+        ...
+
+    def note_ceiling(self, ceiling: int) -> None:
+        """Durably notes that no transaction of this incarnation reaches `ceiling`, in the place of what was noted
+        before. Whoever calls it has begun none that does, and begins none unless it returns. Errors as in `decide`."""
         ...
 
     def note_heuristic(self, heuristic: Heuristic) -> None:

@@ -28,6 +28,7 @@ from tm.log.records import (
     branch_key,
     decode_decision,
     decode_heuristic,
+    encode_ceiling,
     encode_decision,
     encode_end,
     encode_floor,
@@ -152,12 +153,17 @@ class FileLog:
         if batch.size >= LAZY_SIZE:
             self._settle(batch)
 
-    def note_floor(self, floor: int) -> None:
+    def note_floor(self, floor: int, incarnation: bytes = b"") -> None:
+        incarnation = incarnation or self.incarnation
         with self._mutex:
-            if floor <= self._state.floors.get(self.incarnation, FIRST) or self._stopped is not None:
+            if floor <= self._state.floors.get(incarnation, FIRST) or self._stopped is not None:
                 return
-            self._state.floors[self.incarnation] = floor
-            self._add_lazy(encode_floor(self.incarnation, floor))
+            self._state.floors[incarnation] = floor
+            self._add_lazy(encode_floor(incarnation, floor))
+
+    def note_ceiling(self, ceiling: int) -> None:
+        record = encode_ceiling(self.incarnation, ceiling)
+        self._commit(record, (self._state.ceilings, self.incarnation, ceiling))
 
     def _add_lazy(self, record: bytes) -> _Batch:
         batch = self._filling

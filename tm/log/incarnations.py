@@ -11,7 +11,12 @@ A restored copy that is older than an incarnation has not noted it, and leaves i
 The other way round, the data of a resource may be restored from an older copy than the log. Then a branch is prepared
 there that was finished since, and whose decision was forgotten. So the log notes a floor for each incarnation: all of
 its transactions below that sequence are over everywhere (`tm.sequences`). It is noted lazily. A floor that a crash
-takes back protects less, and nothing else comes of it.
+takes back protects less, and nothing else comes of it. The floor of an incarnation that has ended is `xa.gtrid.OVER`
+once nothing of it is left (`tm.recovery.former`).
+
+A copy of a log may also look like the original. So the log notes a ceiling for each incarnation: none of its
+transactions has reached that sequence. It is noted durably before a transaction begins that reaches it. A branch of a
+transaction at or above it was begun when this log was not there any more: it was decided, or not, in a newer one.
 """
 
 from __future__ import annotations
@@ -81,10 +86,12 @@ INCARNATION: Final = Machine(
 
 @dataclass(frozen=True, slots=True)
 class Incarnations:
-    """A log's knowledge at one moment: those `noted`, oldest first, and the `floors` of those that have one."""
+    """A log's knowledge at one moment: those `noted`, oldest first, and `floors` and `ceilings` of those that have
+    one."""
 
     noted: Mapping[bytes, Standing] = field(default_factory=lambda: MappingProxyType({}))
     floors: Mapping[bytes, int] = field(default_factory=lambda: MappingProxyType({}))
+    ceilings: Mapping[bytes, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def cut(self) -> tuple[bytes, ...]:
@@ -92,7 +99,8 @@ class Incarnations:
         return tuple(incarnation for incarnation, standing in self.noted.items() if standing is Standing.CUT)
 
     def why_not(self, incarnation: Incarnation) -> str | None:
-        """Why the absence of a decision of this incarnation says nothing; None when it says that there is none."""
+        """Why the absence of a decision of this incarnation says nothing; None when it says that there is none, as far
+        as its ceiling."""
         if isinstance(incarnation, int):
             return f"its incarnation is the counter {incarnation}, so a pipeline made it, which resolves it"
 

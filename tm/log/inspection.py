@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tm.log.contract import Decision, Heuristic, LogDamaged, LogError, LogMissing
-from tm.log.incarnations import Incarnations, copy_of
+from tm.log.incarnations import copy_of
 from tm.log.journal import is_copy, read_current, segment_generations
 from tm.log.log_folder import Files, PosixFiles, disk_errors
 from tm.log.records import decode_decision, decode_heuristic
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
+    from tm.log.incarnations import Incarnations
     from tm.log.segment import Contents
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
             header.node,
             header.log_id,
             header.openings,
-            Incarnations(copy_of(state.noted) if is_copy(files, header) else dict(state.noted), dict(state.floors)),
+            replace(state.incarnations, noted=copy_of(state.noted) if is_copy(files, header) else dict(state.noted)),
             tuple(decode_decision(record) for record in state.decisions.values()),
             tuple(decode_heuristic(record) for record in state.heuristics.values()),
         )

@@ -11,8 +11,9 @@ for the length and so many octets:
     4 HEURISTIC DROPPED   short resource, format id (4), short gtrid, short bqual
     5 INCARNATION         what is known of it (1): 1 open, 2 whole, 3 cut; the incarnation (8)
     7 FLOOR               the incarnation (8), the sequence (8) below which its transactions are over
+    8 CEILING             the incarnation (8), the sequence (8) that its transactions do not reach
 
-The last two are FileLog's own. The version of these records is that of what holds them: of a FileLog's segment
+The last three are FileLog's own. The version of these records is that of what holds them: of a FileLog's segment
 (`tm.log.segment`), of a SqlLog's tables (`tm.log.sql.tables`).
 
 Octets are records if and only if they divide into such records without a rest. Whether they are what was once
@@ -41,6 +42,7 @@ HEURISTIC: Final = 3
 HEURISTIC_DROPPED: Final = 4
 INCARNATION: Final = 5
 FLOOR: Final = 7
+CEILING: Final = 8
 
 MAX_RESOURCE: Final = 255
 """Octets of a resource manager's name."""
@@ -88,7 +90,15 @@ class Floor:
     sequence: int
 
 
-Record = Decision | End | Heuristic | HeuristicDropped | Noted | Floor
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """No transaction of an incarnation reaches a sequence."""
+
+    incarnation: bytes
+    sequence: int
+
+
+Record = Decision | End | Heuristic | HeuristicDropped | Noted | Floor | Ceiling
 
 
 def encode_decision(decision: Decision) -> bytes:
@@ -132,6 +142,11 @@ def encode_noted(incarnation: bytes, standing: Standing) -> bytes:
 def encode_floor(incarnation: bytes, sequence: int) -> bytes:
     """The FLOOR record."""
     return bytes((FLOOR,)) + incarnation + _SEQUENCE.pack(sequence)
+
+
+def encode_ceiling(incarnation: bytes, sequence: int) -> bytes:
+    """The CEILING record."""
+    return bytes((CEILING,)) + incarnation + _SEQUENCE.pack(sequence)
 
 
 def branch_key(branch: Branch) -> bytes:
@@ -228,10 +243,11 @@ def _record(octets: bytes, at: int) -> tuple[Record, int]:
         if standing is None:
             raise ValueError(f"{octets[at + 1]} is no state of an incarnation")
         return Noted(octets[at + 2 : end], standing), end
-    if kind == FLOOR:
+    if kind in (FLOOR, CEILING):
         end = at + 1 + INCARNATION_SIZE
         (sequence,) = _SEQUENCE.unpack_from(octets, end)
-        return Floor(octets[at + 1 : end], sequence), end + _SEQUENCE.size
+        record = Floor if kind == FLOOR else Ceiling
+        return record(octets[at + 1 : end], sequence), end + _SEQUENCE.size
     raise ValueError(f"kind {kind} is unknown")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tm.log.contract import Decision, Heuristic
 from tm.log.incarnations import Incarnations
 from tm.log.records import (
+    Ceiling,
     End,
     Floor,
     Noted,
@@ -15,6 +16,7 @@ from tm.log.records import (
     branch_key,
     decode_decision,
     decode_heuristic,
+    encode_ceiling,
     encode_decision,
     encode_floor,
     encode_heuristic,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 class LogState:
     """The first two tables map to the record as it is kept, oldest first, so that a snapshot is a join."""
 
-    __slots__ = ("decisions", "floors", "heuristics", "noted")
+    __slots__ = ("ceilings", "decisions", "floors", "heuristics", "noted")
 
     def __init__(self) -> None:
         self.decisions: dict[bytes, bytes] = {}
@@ -41,6 +43,8 @@ class LogState:
         """Incarnation → what is known of it, oldest first."""
         self.floors: dict[bytes, int] = {}
         """Incarnation → the sequence below which its transactions are over."""
+        self.ceilings: dict[bytes, int] = {}
+        """Incarnation → the sequence that its transactions do not reach."""
 
     def apply(self, record: Record) -> None:
         """The state after `record`. What a record takes away need not be there: its END may have been lost
@@ -55,19 +59,22 @@ class LogState:
             self.noted[record.incarnation] = record.standing
         elif isinstance(record, Floor):
             self.floors[record.incarnation] = record.sequence
+        elif isinstance(record, Ceiling):
+            self.ceilings[record.incarnation] = record.sequence
         else:
             self.heuristics.pop(branch_key(record.branch), None)
 
     @property
     def incarnations(self) -> Incarnations:
         """The known incarnations."""
-        return Incarnations(dict(self.noted), dict(self.floors))
+        return Incarnations(dict(self.noted), dict(self.floors), dict(self.ceilings))
 
     def records(self) -> list[bytes]:
         """Records that make this state out of nothing."""
         noted = [encode_noted(incarnation, standing) for incarnation, standing in self.noted.items()]
         floors = [encode_floor(one, floor) for one, floor in self.floors.items() if one in self.noted]
-        return [*noted, *floors, *self.decisions.values(), *self.heuristics.values()]
+        ceilings = [encode_ceiling(one, ceiling) for one, ceiling in self.ceilings.items() if one in self.noted]
+        return [*noted, *floors, *ceilings, *self.decisions.values(), *self.heuristics.values()]
 
 
 def decoded_decisions(records: Sequence[bytes]) -> tuple[Decision, ...]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tm.log import Branch, DecisionLog, Heuristic, LogError
     from tm.recovery.messages import RecoveryMessages
-    from tm.recovery.ownership import AtWork, Floors, Ownership
+    from tm.recovery.ownership import AtWork, Ceilings, Floors, Ownership
     from tm.recovery.ports import Scanned
     from tm.resources import Resource
     from tm.two_phase.ports import Answer, Ports
@@ -74,6 +74,15 @@ class BlockingRecoveryPorts:
             if resource.decides:
                 floors[resource.name] = floors_in(resource, self._ownership().node)
         return floors
+
+    async def read_ceilings(self) -> Ceilings:
+        ceilings: dict[str, Mapping[bytes, int] | XaError] = {}
+        if self._log is not None:
+            ceilings[IN_LOG] = self._log.incarnations.ceilings
+        for resource in self._resources.values():
+            if resource.decides:
+                ceilings[resource.name] = ceilings_in(resource, self._ownership().node)
+        return ceilings
 
     async def read_decisions(self) -> Decisions:
         if self._progress is not None:
@@ -189,6 +198,12 @@ def floors_in(resource: Resource, node: str) -> Mapping[bytes, int] | XaError:
     """The floor of each incarnation of `node` that a decider has noted, or what keeps it from telling them."""
     noted = incarnations_in(resource, node)
     return noted if isinstance(noted, XaError) else {one.incarnation: one.floor for one in noted}
+
+
+def ceilings_in(resource: Resource, node: str) -> Mapping[bytes, int] | XaError:
+    """The ceiling of each incarnation of `node` that a decider has noted, or what keeps it from telling them."""
+    noted = incarnations_in(resource, node)
+    return noted if isinstance(noted, XaError) else {one.incarnation: one.ceiling for one in noted}
 
 
 def incarnations_in(resource: Resource, node: str) -> Sequence[NotedIncarnation] | XaError:

@@ -39,8 +39,9 @@ _DEAD: Final = frozenset({"Z", "X"})
 
 
 class Lease:
-    """The lease of one manager at `resource`. Each renewal notes the floor of the manager's `sequences` there. One that
-    came too late takes a number, which says how many transactions have begun so far. Safe to use from many threads."""
+    """The lease of one manager at `resource`. Each renewal notes floor and ceiling of the manager's `sequences`. One
+    that came too late takes a number, which says how many transactions have begun so far. Safe to use from many
+    threads."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class Lease:
         self._lock = threading.Lock()
         self._until: float | None = None
         self._doubtful = 0
+        self._ceiling = sequences.ceiling
         self._closing = threading.Event()
         self._keeper: threading.Thread | None = None
 
@@ -66,9 +68,10 @@ class Lease:
         """The name of the resource that decides."""
         return self._resource.name
 
-    def take(self) -> None:
-        """Takes it, or renews it. XaError: the decider can't be used."""
+    def take(self, ceiling: int = 0) -> None:
+        """Takes it, or renews it, and notes another ceiling, where there is one. XaError: the decider can't be used."""
         with self._lock, entered(self._control):
+            self._ceiling = ceiling or self._ceiling
             if self._resource.suspect:
                 self._resource.reopen()
             asked_at = self._clock()
@@ -109,7 +112,8 @@ class Lease:
                 logger.info("the lease at %s could not be ended, it runs out: %s", self._resource.name, error)
 
     def _hold(self, lease_s: float) -> None:
-        self._resource.decider.hold(self.owner, lease_s, self._resource.rmid, self._sequences.floor())
+        floor = self._sequences.floor()
+        self._resource.decider.hold(self.owner, lease_s, self._resource.rmid, floor, self._ceiling)
 
     def _renew(self) -> None:
         throttle = WarningThrottle(time.monotonic)
@@ -117,7 +121,8 @@ class Lease:
             if self._until is None:
                 continue  # nothing was begun yet
             try:
-                self.take()
+                if not self._sequences.adjust(self.take):
+                    self.take()
                 throttle.over("lease")
             except XaError as error:
                 lasted = throttle.due("lease")

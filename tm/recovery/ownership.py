@@ -13,11 +13,15 @@ A decision belongs to the node and the incarnation in its gtrid, in the log or d
   decision its branch can only be in an old copy of a resource's data, and the decision may have been forgotten since.
   The floors have to be read before the branch is found, because a transaction that is finished meanwhile is below a
   later floor.
+- At or above the ceiling of its incarnation, or of an incarnation that is not noted there at all: left alone, because
+  the log or decider is older than the branch. The ceilings have to be read after the branch is found, because they rise
+  before a transaction begins.
 - In a decider, with a counter for its incarnation: left alone, because no manager makes one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -25,10 +29,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tm.log.incarnations import Incarnations
 from xa import Gtrid, XaError
+from xa.gtrid import OVER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tm.log import DecisionLog
     from tm.log.inspection import LogImage
     from tm.resources import Resource
@@ -42,8 +45,12 @@ Floors: TypeAlias = "Mapping[str, Mapping[bytes, int] | XaError]"
 """Name of a decider, or IN_LOG → incarnation → the sequence below which its transactions are over everywhere; or what
 kept the decider from telling them."""
 
+Ceilings: TypeAlias = "Mapping[str, Mapping[bytes, int] | XaError]"
+"""Name of a decider, or IN_LOG → incarnation → the sequence that none of its transactions reaches; or what kept the
+decider from telling them. A place without an entry is not asked."""
+
 IN_LOG: Final = ""
-"""Where the floors of the log stand among those of the deciders."""
+"""Where the floors and ceilings of the log stand among those of the deciders."""
 
 
 class Claim(Enum):
@@ -72,20 +79,34 @@ class Whose:
 
 
 _OURS = Whose(Claim.OURS)
-_NO_FLOORS: Final[Mapping[bytes, int]] = MappingProxyType({})
+_NOTHING: Final[Mapping[bytes, int]] = MappingProxyType({})
 FINISHED: Final = (
     "it was finished before, so this resource's data is older than its manager's notes: restored from a back-up, or a "
     "standby that had not caught up. Whether it was committed is not known any more: look at the other resources, "
     "and decide the same here"
 )
 """Why a branch is left alone that was finished before."""
+OVER_BEFORE: Final = (
+    "nothing of its incarnation was left when recovery was done with it, so this resource's data is older: restored "
+    "from a back-up, or a standby that had not caught up; or it was not configured then. Whether it was committed is "
+    "not known any more: look at the other resources, and decide the same here"
+)
+"""The same of a branch whose process has died, and of which nothing was left."""
+_OLD_COPY: Final = "an old copy, restored or a standby that had not caught up, which can't know what was decided since"
+BEGUN_LATER: Final = f"incarnation {{incarnation}} began it later than {{place}} knows of: {{place}} is {_OLD_COPY}"
+"""Why a branch is left alone that was begun when the log or the decider had another, newer content."""
+NOT_NOTED: Final = (
+    "it was made by incarnation {incarnation}, of which {place} has no note: nothing of it was left when recovery was "
+    f"done with it, or {{place}} is {_OLD_COPY}"
+)
+"""The same for an incarnation that a decider does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
     """Who asks: `node`, with its log `log_id` (b"" without one), whose `incarnations` it knows; with `deciders`
-    (decider id → resource name), where it begins transactions as the incarnation `own` (b"" where it begins none); and
-    the `floors`, as they were before branches were looked for."""
+    (decider id → resource name), where it begins transactions as the incarnation `own` (b"" where it begins none); the
+    `floors`, as they were before branches were looked for; and the `ceilings`, as they were then."""
 
     node: str
     log_id: bytes = b""
@@ -93,6 +114,7 @@ class Ownership:
     deciders: Mapping[bytes, str] = field(default_factory=lambda: MappingProxyType({}))
     own: bytes = b""
     floors: Floors = field(default_factory=lambda: MappingProxyType({}))
+    ceilings: Ceilings = field(default_factory=lambda: MappingProxyType({}))
 
     def whose(self, gtrid: bytes, at_work: AtWork = MappingProxyType({}), *, decided: bool = False) -> Whose:
         """Whose `gtrid` is; `decided`: a decision of it was found where it names, so that nothing is presumed."""
@@ -104,10 +126,12 @@ class Ownership:
         if read.node != self.node:
             return Whose(Claim.OTHERS, f"belongs to node {read.node}, log {log}")
         if read.log_id == self.log_id:
-            why = None if decided else self.incarnations.why_not(read.incarnation)
+            if decided:
+                return _OURS
+            why = self.incarnations.why_not(read.incarnation)
             if why is not None:
                 return Whose(Claim.ELSEWHERE, f"{why} (log {log})")
-            return _OURS if decided else self._unless_over(read, IN_LOG)
+            return self._unless_bounded(read, IN_LOG)
 
         decider = self.deciders.get(read.log_id)
         if decider is None:
@@ -115,24 +139,31 @@ class Ownership:
         if isinstance(read.incarnation, int):
             return Whose(Claim.ELSEWHERE, f"its incarnation is the counter {read.incarnation}, which no manager has")
         if read.incarnation == self.own:
-            return _OURS if decided else self._unless_over(read, decider)
+            return _OURS if decided else self._unless_bounded(read, decider)
         working = at_work.get(decider, frozenset())
         if isinstance(working, XaError):
             why = f"it is unknown who is working on it, because {decider} can't be asked: {working.message}"
             return Whose(Claim.UNKNOWN, why)
         if read.incarnation in working:
             return Whose(Claim.AT_WORK, f"another process of this node is working on it, as {decider} says")
-        return _OURS if decided else self._unless_over(read, decider)
+        return _OURS if decided else self._unless_bounded(read, decider)
 
-    def _unless_over(self, read: Gtrid, place: str) -> Whose:
-        """Ours, unless its incarnation has noted there that it is over."""
-        floors = self.floors.get(place, _NO_FLOORS)
-        if isinstance(floors, XaError):
-            why = f"it is unknown whether it was finished before, because {place} can't be asked: {floors.message}"
-            return Whose(Claim.UNKNOWN, why)
-        if not isinstance(read.incarnation, bytes) or read.sequence >= floors.get(read.incarnation, 0):
+    def _unless_bounded(self, read: Gtrid, place: str) -> Whose:
+        """Ours, unless what its incarnation has noted there says that it is over, or that the place is older."""
+        floors, ceilings = self.floors.get(place, _NOTHING), self.ceilings.get(place)
+        for bounds in (floors, ceilings):
+            if isinstance(bounds, XaError):
+                why = f"it is unknown whether it was finished before, because {place} can't be asked: {bounds.message}"
+                return Whose(Claim.UNKNOWN, why)
+        assert isinstance(read.incarnation, bytes)  # noqa: S101 — as was looked at before
+
+        if isinstance(ceilings, Mapping) and read.sequence >= ceilings.get(read.incarnation, 0):
+            why = BEGUN_LATER if read.incarnation in ceilings or place == IN_LOG else NOT_NOTED
+            return Whose(Claim.ELSEWHERE, why.format(place=place or "this log", incarnation=read.incarnation.hex()))
+        floor = floors.get(read.incarnation, 0) if isinstance(floors, Mapping) else 0
+        if read.sequence >= floor:
             return _OURS
-        return Whose(Claim.FINISHED, FINISHED)
+        return Whose(Claim.FINISHED, OVER_BEFORE if floor == OVER else FINISHED)
 
 
 def ownership_of(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tm.log import Decision, Heuristic
-    from tm.recovery.ownership import AtWork, Floors
+    from tm.recovery.ownership import AtWork, Ceilings, Floors
     from xa import XaError, Xid
 
 Scanned: TypeAlias = "Mapping[str, Sequence[Xid] | XaError]"
@@ -40,6 +40,10 @@ class RecoveryPorts(OutcomePorts, Protocol):
 
     async def read_floors(self) -> Floors:
         """Which transactions are over everywhere, as the log and each decider have noted it."""
+        ...
+
+    async def read_ceilings(self) -> Ceilings:
+        """Which sequences no transaction has reached until now, as the log and each decider have noted it."""
         ...
 
     async def read_decisions(self) -> Decisions:

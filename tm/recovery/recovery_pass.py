@@ -2,7 +2,8 @@
 
  1. Read which transactions are over, and the decisions: those of the log, and those of each decider.
  2. Scan every resource manager for prepared and heuristically completed branches.
- 3. Then read the live transactions, the other processes of this node at work at each decider, and the decisions again.
+ 3. Then read which sequences no transaction has reached, the live transactions, the other processes of this node at
+    work at each decider, and the decisions again.
     (A branch that was prepared during the scan may belong to a transaction that has been decided since, or is about
     to be. A process that prepared one before the scan had its lease by then.)
  4. For each branch found: leave it alone if it is not ours to resolve (`tm.recovery.ownership`), its transaction is
@@ -29,11 +30,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tm.log import Branch, Decision, Heuristic
-from tm.recovery.ownership import Claim
+from tm.log.incarnations import Standing
+from tm.recovery.ownership import IN_LOG, Claim
 from tm.recovery.report import Action, Finding, Report
 from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, Gtrid, XaError
+from xa.gtrid import OVER
 from xa.outcome_notes import BranchOutcome
 
 if TYPE_CHECKING:
@@ -73,6 +76,7 @@ async def recover(ports: RecoveryPorts, ownership: Ownership, gone: Gone = Mappi
     ownership = replace(ownership, floors=await ports.read_floors())
     before = await ports.read_decisions()
     scanned = await ports.scan()
+    ownership = replace(ownership, ceilings=await ports.read_ceilings())
     live, at_work, now = await ports.read_live()
 
     report = Report()
@@ -128,7 +132,36 @@ async def recover(ports: RecoveryPorts, ownership: Ownership, gone: Gone = Mappi
             if absent:
                 report.not_configured[decision.gtrid] = tuple(absent)
     report.findings += _not_listed(report, now.heuristics, live)
+    report.ended_incarnations = _ended_incarnations(ownership, at_work)
+    if not any(isinstance(xids, XaError) for xids in scanned.values()):
+        gtrids = {branch.xid.gtrid for branch in found} | {decision.gtrid for _, decision, _ in owned}
+        left_behind = {read.incarnation for read in map(_read, gtrids) if read is not None}
+        report.left_nothing = {place: ended - left_behind for place, ended in report.ended_incarnations.items()}
     return report
+
+
+def _ended_incarnations(ownership: Ownership, at_work: AtWork) -> dict[str, frozenset[bytes]]:
+    """The incarnations of this node that begin no more transactions, and whose floor is not raised yet."""
+    ended = {}
+    for place, floors in ownership.floors.items():
+        if isinstance(floors, XaError):
+            continue
+        if place == IN_LOG:
+            begun = {one for one, standing in ownership.incarnations.noted.items() if standing is Standing.WHOLE}
+        else:
+            working = at_work.get(place)
+            if not isinstance(working, frozenset):
+                continue
+            begun = floors.keys() - working - {ownership.own}
+        ended[place] = frozenset(one for one in begun if floors.get(one, 0) < OVER)
+    return ended
+
+
+def _read(gtrid: bytes) -> Gtrid | None:
+    try:
+        return Gtrid.decode(gtrid)
+    except ValueError:
+        return None
 
 
 def _not_listed(report: Report, noted: Mapping[Xid, Heuristic], live: frozenset[bytes]) -> list[Finding]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tm.log import Branch
+    from tm.recovery.former import Former
 
 
 class Action(Enum):
@@ -37,13 +39,16 @@ class Finding:
 class Report:
     """The results of one pass. `ended` and `undone` are the gtrids whose decisions are, and are not, carried out
     everywhere; `unreachable` maps a resource's name to what kept the pass from it; `not_configured` the gtrid of an
-    undone decision to the names in it that no resource has any more."""
+    undone decision to the names in it that no resource has any more; `ended_incarnations` are those that begin no more
+    transactions, and `left_nothing` those of them that have left nothing behind (`tm.recovery.former`)."""
 
     findings: list[Finding] = field(default_factory=list)
     ended: list[bytes] = field(default_factory=list)
     undone: list[bytes] = field(default_factory=list)
     unreachable: dict[str, str] = field(default_factory=dict)
     not_configured: dict[bytes, tuple[str, ...]] = field(default_factory=dict)
+    ended_incarnations: Former = field(default_factory=lambda: MappingProxyType({}))
+    left_nothing: Former = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def clean(self) -> bool:

@@ -13,13 +13,16 @@ from tm.errors import OutcomeUnknown, ProtocolMisuse
 from tm.log import Branch, LogError
 from tm.outcome import named
 from tm.recovery.blocking import BlockingRecoveryPorts
+from tm.recovery.former import FormerIncarnations
 from tm.recovery.messages import RecoveryMessages
+from tm.recovery.ownership import IN_LOG
 from tm.recovery.recovery_pass import recover
 from tm.recovery.report import Action
 from tm.recovery.unfinished import UnfinishedTransactions
 from tm.two_phase.return_codes import Verb
-from xa import Code, ThreadOfControl, XaError, entered
+from xa import Code, Owner, ThreadOfControl, XaError, entered
 from xa.coroutines import drive
+from xa.gtrid import OVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -79,6 +82,7 @@ class RecoveryService:
         self._wanted = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._former = FormerIncarnations()
         self.last_report: Report | None = None
 
     # --- the thread -----------------------------------------------------------------------------------------
@@ -152,11 +156,30 @@ class RecoveryService:
         if self._sequences is not None:
             met = {finding.branch.xid.gtrid for finding in report.findings}
             self._sequences.passed(began_at, met, report.unreachable)
+            self._raise_floors(began_at, report)
 
         if self._recovered is not None:
             self._recovered(report, began)
         self._messages.passed(report)
         return report
+
+    def _raise_floors(self, began_at: float, report: Report) -> None:
+        """Notes of former incarnations that nothing of them is left. What can't be noted now is noted by a later
+        pass."""
+        node = self._ownership().node
+        over = self._former.passed(began_at, self._clock(), report.ended_incarnations, report.left_nothing)
+        for place, incarnation in over:
+            if place == IN_LOG:
+                assert self._log is not None  # noqa: S101 — it has told of the incarnation
+                self._log.note_floor(OVER, incarnation)
+                continue
+            resource = self._resources[place]
+            with entered(self._control):
+                try:
+                    resource.decider.hold(Owner(node, incarnation, ""), 0, resource.rmid, OVER, OVER)
+                except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
+                    error = resource.as_xa_error(raised, "hold")
+                    logger.info("that nothing is left of %s could not be noted: %s", incarnation.hex(), error)
 
     def end_decision(self, gtrid: bytes, gone: frozenset[str]) -> Report:
         with self._one_at_a_time, entered(self._control):

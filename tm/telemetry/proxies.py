@@ -150,8 +150,8 @@ class MeasuredDecider(MeasuredResource):
     def decider_id(self) -> bytes:
         return self._rm.decider_id
 
-    def hold(self, owner: Owner, lease_s: float, rmid: int, floor: int = 0) -> None:
-        self._told("hold", self._rm.hold, owner, lease_s, rmid, floor)
+    def hold(self, owner: Owner, lease_s: float, rmid: int, floor: int = 0, ceiling: int = 0) -> None:
+        self._told("hold", self._rm.hold, owner, lease_s, rmid, floor, ceiling)
 
     def incarnations(self, node: str, rmid: int) -> Sequence[NotedIncarnation]:
         noted: Sequence[NotedIncarnation] = self._told("incarnations", self._rm.incarnations, node, rmid)

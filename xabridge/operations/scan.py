@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from tm.log import LogError
-from tm.recovery.blocking import PAGE, at_work_in, decisions_in, incarnations_in
+from tm.recovery.blocking import PAGE, at_work_in, ceilings_in, decisions_in, incarnations_in
 from tm.recovery.ownership import IN_LOG
 from xa import TMNOFLAGS, TMSTARTRSCAN, ThreadOfControl, XaError, entered
 from xa.holdings import HoldingsReporting, InDoubtBranch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tm.log import Decision, LogImage
-    from tm.recovery.ownership import AtWork, Floors
+    from tm.recovery.ownership import AtWork, Ceilings, Floors
     from tm.resources import Resource
     from xa import NotedIncarnation, Xid
     from xabridge.operations.progress import Progress
@@ -75,8 +75,8 @@ class ScannedSite:
     `decided` that name to its decisions; `unreachable` maps a resource's name to what kept it from being asked;
     `origins` know of branches that no application's transaction manager made; `at_work` are the other processes of this
     node, at each decider; `own` is the incarnation under which who looks begins transactions at a decider, if any.
-    `floors` say which transactions were over before the scan; `worked_at` when this node was last known to be at work
-    at a decider that notes it (seconds since 1970, by its clock)."""
+    `floors` say which transactions were over before the scan, and `ceilings` which had not begun after it; `worked_at`
+    when this node was last known to be at work at a decider (seconds since 1970, by its clock)."""
 
     node: str
     configured: tuple[str, ...]
@@ -91,6 +91,7 @@ class ScannedSite:
     own: bytes = b""
     floors: Floors = field(default_factory=lambda: MappingProxyType({}))
     worked_at: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    ceilings: Ceilings = field(default_factory=lambda: MappingProxyType({}))
 
 
 class Scanner:
@@ -141,7 +142,10 @@ class Scanner:
                     scanned[resource.name] = answer
         reached = [resource for resource in asked if resource.decides and resource.name not in unreachable]
         at_work = {resource.name: at_work_in(resource, self._node) for resource in reached}
+        ceilings = {resource.name: ceilings_in(resource, self._node) for resource in reached}
         log = read_log()
+        if log is not None and not isinstance(log, LogError):
+            ceilings[IN_LOG] = log.incarnations.ceilings
 
         for resource in reached:
             told = _decided(resource, self._node)
@@ -155,7 +159,7 @@ class Scanner:
         deciding = tuple(resource.name for resource in asked if resource.decides)
         return ScannedSite(
             self._node, tuple(self._resources), log, scanned, deciding, deciders, decided, unreachable, installed(),
-            at_work, own, floors, worked_at,
+            at_work, own, floors, worked_at, ceilings,
         )  # fmt: skip
 
     def _look_at_deciders(

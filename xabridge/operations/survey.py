@@ -194,6 +194,7 @@ class _Surveyor:
             seen.deciders,
             seen.own,
             seen.floors,
+            seen.ceilings,
         )
 
     def survey(self) -> Survey:

@@ -174,8 +174,8 @@ class FailingDecider(FailingResource):
         super().__init__(name, rm, faults)
         self._owner: Owner | None = None
 
-    def hold(self, owner: Owner, lease_s: float, rmid: int, floor: int = 0) -> None:
-        self._rm.hold(owner, lease_s, rmid, floor)
+    def hold(self, owner: Owner, lease_s: float, rmid: int, floor: int = 0, ceiling: int = 0) -> None:
+        self._rm.hold(owner, lease_s, rmid, floor, ceiling)
         self._owner = owner if lease_s else None
 
     def close(self, close_string: str, rmid: int, flags: int = 0) -> Any:

@@ -117,7 +117,7 @@ class DecidingBrokerHarness(DeciderHarness):
 
     wrong_open_string = "decider+amqp://127.0.0.1:5672/?colour=red"
     capabilities = Capabilities(
-        branches_shared=False, heuristics=False, votes_read_only=False, expires=False, unreachable=False, floors=False
+        branches_shared=False, heuristics=False, votes_read_only=False, expires=False, unreachable=False
     )
 
     def __init__(self, broker: Listening, name: str, options: str = "", slots: int = 8) -> None:

@@ -19,7 +19,7 @@ from tests.rm_amqp.embedded import EmbeddedBroker
 from tm import TransactionManager
 from tm.log import Branch
 from tm.log.decider_record import encode_branches
-from xa import TMSUCCESS, Code, Gtrid, Xid
+from xa import TMSUCCESS, Code, Gtrid, Owner, Xid
 from xa.gtrid import FORMAT_ID
 from xabridge.cli import main
 
@@ -53,7 +53,10 @@ others = "amqp://{self.address}"
         decider, other = DecidingBroker(), AmqpResource()
         decider.open(self.url, RMID)
         other.open(f"amqp://{self.address}", RMID)
-        gtrid = Gtrid(NODE, decider.decider_id, b"12345678", 1).encode()
+        owner = Owner(NODE, b"12345678", "")
+        for lease_s in (60, 0):
+            decider.hold(owner, lease_s, RMID, 1, 17)
+        gtrid = Gtrid(NODE, decider.decider_id, owner.incarnation, 1).encode()
         work, prepared = Xid(FORMAT_ID, gtrid, b"queues"), Xid(FORMAT_ID, gtrid, b"others")
         for rm, xid in ((decider, work), (other, prepared)):
             rm.start(xid, RMID)

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from rm_amqp import DecidingBroker, Message
-from rm_amqp.decider.tokens import MAX_LEASES, MAX_OCTETS, Token
+from rm_amqp.decider.tokens import MAX_LEASES, MAX_OCTETS, Lease, Token
 from tests.rm_amqp.decider.deciding import DISCHARGE, DecidingBrokerHarness, NetworkHarness
 from tests.simulation.seeds import EVERY_POINT
 from tm.log import Branch
@@ -127,7 +127,7 @@ def test_there_is_no_room_for_more(harness: DecidingBrokerHarness) -> None:
     rm = harness.opened()
     full = Token.decode(str(harness.take(f"{harness.tokens}.1").body))
     for number in range(MAX_LEASES):
-        full = full.holding(Owner("n" * 32, number.to_bytes(8, "big"), "p" * 100), 2**42, 0)
+        full = full.holding(Lease(Owner("n" * 32, number.to_bytes(8, "big"), "p" * 100), 2**42), 0)
     harness.alien(f"{harness.tokens}.1", Message(full.encode()))
     with pytest.raises(ResourceError, match="1000 processes are at work"):
         rm.hold(new_owner(), LONG_S, RMID)

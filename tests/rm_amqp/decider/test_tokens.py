@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from rm_amqp.decider.tokens import (
+    KEPT_LEASES,
     MAX_FENCES,
     MAX_LEASES,
     MAX_OCTETS,
     FoundingMessage,
+    Lease,
     Token,
     TokenAnswer,
     TooManyLeasesError,
@@ -20,6 +23,7 @@ from rm_amqp.decider.tokens import (
 )
 from tests.cases import each
 from xa import Owner
+from xa.gtrid import OVER
 
 FOUNDER = b"founder!"
 FOUNDING = FoundingMessage(FOUNDER, 8)
@@ -28,7 +32,7 @@ OWNER = Owner("orders-1", b"12345678", "boot 1 pid 2")
 
 
 def test_a_body_says_what_was_said() -> None:
-    token = TOKEN.deciding(b"g\0\xff", b"\1\2", ()).fencing(b"h").holding(OWNER, 9000, 8000)
+    token = TOKEN.deciding(b"g\0\xff", b"\1\2", ()).fencing(b"h").holding(Lease(OWNER, 9000), 8000)
     assert Token.decode(token.encode()) == token
     assert FoundingMessage.decode(FOUNDING.encode()) == FOUNDING
 
@@ -39,8 +43,8 @@ def test_a_body_says_what_was_said() -> None:
         lambda token: token.deciding(b"g", b"r", ()),
         lambda token: token.fencing(b"h"),
         lambda token: token.ending({b"g"}),
-        lambda token: token.holding(OWNER, 9000, 8000),
-        lambda token: token.holding(OWNER, 0, 8000),
+        lambda token: token.holding(Lease(OWNER, 9000), 8000),
+        lambda token: token.holding(Lease(OWNER, 0), 8000),
         Token.renewed,
     ],
 )
@@ -132,24 +136,42 @@ def test_what_is_no_token(body: object) -> None:
 
 
 def test_leases() -> None:
-    """Each owner has one; it is renewed, ended, and taken out by somebody else when it has run out."""
-    other = Owner("orders-1", b"87654321", "")
-    token = TOKEN.holding(OWNER, 2000, 1000).holding(other, 1500, 1000).holding(OWNER, 3000, 1200)
+    """Each owner has one; it is renewed and ended, and it runs out. What it has noted stays."""
+    other = Owner("orders-1", b"87654321", "a process")
+    token = TOKEN.holding(Lease(OWNER, 2000), 1000).holding(Lease(other, 1500, 3, 9, 1000), 1000)
+    token = token.holding(Lease(OWNER, 3000), 1200)
     assert {lease.owner: lease.until_ms for lease in token.running(1200)} == {OWNER: 3000, other: 1500}
     assert [lease.owner for lease in token.running(1500)] == [OWNER]
-    assert [lease.owner for lease in token.holding(OWNER, 4000, 1500).leases] == [OWNER]
-    assert [lease.owner for lease in token.holding(OWNER, 1200, 1200).leases] == [other]
+    token = token.holding(Lease(OWNER, 4000), 1500)
+    assert token.leases == (Lease(replace(other, process=""), 0, 3, 9, 1000), Lease(OWNER, 4000))
+    assert [lease.owner for lease in token.holding(Lease(OWNER, 1600), 1600).running(1600)] == []
+    assert len(token.holding(Lease(OWNER, 1600), 1600).leases) == 2
+    assert len(token.holding(Lease(Owner("orders-1", b"never", ""), 0), 1600).leases) == 2
+    over = token.holding(Lease(replace(other, process=""), 0, OVER, OVER, 1600), 1600)
+    assert [lease.owner for lease in over.leases] == [OWNER]
+    assert token.holding(Lease(other, 1700, 3, 9), 1600).running(1600)[-1].owner == other, "it had only seemed dead"
+
+
+def test_of_leases_that_have_ended_the_latest_are_kept() -> None:
+    token = TOKEN
+    for number in range(KEPT_LEASES + 10):
+        owner = Owner("n" * 32, number.to_bytes(8), "p" * 100)
+        token = token.holding(Lease(owner, number + 2, 1, 17, number), number + 1)
+    token = token.holding(Lease(OWNER, 2**41), 2**40)
+    kept = [int.from_bytes(lease.owner.incarnation) for lease in token.leases[:-1]]
+    assert kept == list(range(10, KEPT_LEASES + 10))
+    assert Token.decode(token.encode()) == token
 
 
 def test_there_are_not_more_leases_than_a_message_can_hold() -> None:
     token = TOKEN
     for number in range(MAX_LEASES):
-        token = token.holding(Owner("n" * 32, number.to_bytes(8), "p" * 100), 2**41, 0)
+        token = token.holding(Lease(Owner("n" * 32, number.to_bytes(8), "p" * 100), 2**41), 0)
     with pytest.raises(TooManyLeasesError, match="1000 processes"):
-        token.holding(OWNER, 2**41, 0)
+        token.holding(Lease(OWNER, 2**41), 0)
     one = token.leases[500].owner
-    assert len(token.holding(one, 2**42, 0).leases) == MAX_LEASES, "who has one renews it"
-    assert len(token.holding(OWNER, 2**42, 2**41).leases) == 1, "when they have run out there is room"
+    assert len(token.holding(Lease(one, 2**42), 0).leases) == MAX_LEASES, "who has one renews it"
+    assert len(token.holding(Lease(OWNER, 2**42), 2**41).running(2**41)) == 1, "when they have run out there is room"
     assert len(token.encode()) < MAX_OCTETS
 
 

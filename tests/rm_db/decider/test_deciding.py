@@ -32,6 +32,7 @@ from tests.rm_db.harness import (
 )
 from tests.waiting import until
 from xa import TMONEPHASE, TMSUCCESS, Code, Owner, ThreadOfControl, XaError, Xid, entered
+from xa.gtrid import OVER
 from xabridge.testing.contract.client import RMID, case, elsewhere, new_key, new_xid, refused
 from xabridge.testing.contract.deciding import Decider
 
@@ -130,6 +131,11 @@ def test_the_latest_owners_of_each_node_are_kept(
         harness.admin("UPDATE xabridge_owner SET noted = noted - 1000")
     noted = {one.incarnation: one.floor for one in decider.rm.incarnations("orders-1", RMID)}
     assert noted == {bytes((number,)) * 8: 2 * number for number in (3, 4, 5)}
+    decider.rm.hold(Owner("orders-1", b"\4" * 8, ""), 0, RMID, OVER, OVER)
+    decider.rm.hold(Owner("orders-1", b"\6" * 8, ""), 60, RMID)
+    left = {one.incarnation[0] for one in decider.rm.incarnations("orders-1", RMID)}
+    assert left == {3, 5, 6}, "of whom nothing is left goes first"
+    decider.rm.hold(Owner("orders-1", b"\6" * 8, ""), 0, RMID)
     assert {owner.node for owner in decider.owners()} == {"orders-2"}
     assert [one.floor for one in decider.rm.incarnations("orders-2", RMID)] == [0]
     decider.rm.hold(Owner("orders-2", b"\2" * 8, ""), 0, RMID)

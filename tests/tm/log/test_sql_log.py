@@ -474,6 +474,6 @@ def test_the_names_of_tables_and_columns_are_those_in_the_docs() -> None:
         "xabridge_node": ["epoch", "holder", "lease_until", "log_id", "node", "worked_at"],
         "xabridge_gtrid": ["changed_at", "epoch", "gtrid", "node", "record", "state"],
         "xabridge_heuristic": ["branch", "changed_at", "node", "record"],
-        "xabridge_incarnation": ["epoch", "floor", "incarnation", "node", "standing"],
+        "xabridge_incarnation": ["ceiling", "epoch", "floor", "incarnation", "node", "standing"],
         "xabridge_place": ["node", "place"],
     }

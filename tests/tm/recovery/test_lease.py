@@ -73,8 +73,8 @@ def test_it_is_renewed_before_it_runs_out(shop: Shop, store: DecidingStore, monk
     renewed = threading.Semaphore(0)
     hold = store.hold
 
-    def counted(owner: Owner, lease_s: float, floor: int) -> None:
-        hold(owner, lease_s, floor)
+    def counted(owner: Owner, lease_s: float, floor: int, ceiling: int) -> None:
+        hold(owner, lease_s, floor, ceiling)
         renewed.release()
 
     monkeypatch.setattr(store, "hold", counted)

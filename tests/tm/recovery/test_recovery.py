@@ -13,7 +13,7 @@ from tests.tm.two_phase.staging import as_answer
 from tm.log import Branch, Decision, Heuristic, LogFull
 from tm.log.incarnations import Incarnations, Standing
 from tm.recovery import Action, Report
-from tm.recovery.ownership import AtWork, Floors, Ownership
+from tm.recovery.ownership import AtWork, Ceilings, Floors, Ownership
 from tm.recovery.ports import Decisions, Scanned
 from tm.recovery.recovery_pass import recover
 from tm.recovery.service import pause_after
@@ -48,6 +48,7 @@ class Pass:
         self.deciders: dict[bytes, str] = {}
         self.at_work: dict[str, Any] = {}
         self.floors: dict[str, Any] = {}
+        self.ceilings: dict[str, Any] = {}
         self.words: dict[bytes, Decision | XaError | None] = {}
         self.answers: dict[tuple[Verb, Branch], Code] = {}
         self.refused: LogFull | None = None
@@ -71,6 +72,10 @@ class Pass:
     async def read_floors(self) -> Floors:
         self.asked.append("read floors")
         return self.floors
+
+    async def read_ceilings(self) -> Ceilings:
+        assert self.asked[-1] == "scan", "what begins during the scan is below"
+        return self.ceilings
 
     async def read_decisions(self) -> Decisions:
         self.asked.append("read decisions")

@@ -69,7 +69,7 @@ class Restorable:
 
     def note(self) -> None:
         """As the manager does from time to time."""
-        self.shop.tm._note_floor()
+        self.shop.tm._note_bounds()
         if self.shop.tm._lease is not None:
             self.shop.tm._lease.take()
 

@@ -146,7 +146,7 @@ def test_every_point_has_the_attributes_of_the_table(exported: Exported) -> None
 )
 def test_what_is_rolled_back(both: TwoResources, exported: Exported, vote: Code | None, failures: Any) -> None:
     if vote is None:
-        both.log.fault = "full"
+        both.fault = "full"
     else:
         both.two.script.plan("prepare", vote)
     with pytest.raises(RolledBack):
@@ -179,7 +179,7 @@ def test_in_doubt_until_recovery_has_finished_it(both: TwoResources, exported: E
 
 def test_in_doubt_while_a_rollback_could_not_be_told(both: TwoResources, exported: Exported) -> None:
     """Nothing of it is in the log, and its resource manager can't be scanned."""
-    both.log.fault = "full"
+    both.fault = "full"
     both.two.script.plan("rollback", fate=Fate.REQUEST_LOST)
     with pytest.raises(RolledBack):
         transact(both)

@@ -181,7 +181,7 @@ AT_WORK = Owner(NODE, INCARNATION, "")
 
 def test_what_another_process_of_the_node_is_at_work_with_is_left_to_it(deciding: Field, xabridge: Xabridge) -> None:
     """It may be about to decide: asking the decider would roll it back."""
-    DECIDER.hold(AT_WORK, 300)
+    DECIDER.hold(AT_WORK, 300, 0, 99)
     deciding.prepare("shop", its_gtrid(1))
     for _ in range(2):
         said = xabridge("recover", "run", "--dry-run")
@@ -195,7 +195,7 @@ def test_what_another_process_of_the_node_is_at_work_with_is_left_to_it(deciding
             decide(its_gtrid(1))
 
     assert its_gtrid(1) in DECIDER.decided, "whoever is at work ends it"
-    DECIDER.hold(AT_WORK, 0)
+    DECIDER.hold(AT_WORK, 0, 0, 99)
     assert xabridge("recover", "run").out == "orders-1·3fa91c·1    committed on shop\n"
     assert not DECIDER.decided
 
@@ -206,7 +206,7 @@ def test_by_hand_what_another_process_is_at_work_with_is_left_to_it(
 ) -> None:
     """That process may be about to decide, or to complete it, and has to hear first how the branch was completed. With
     --heuristic it is done, and can't be decided otherwise any more; a decision is not ended."""
-    DECIDER.hold(AT_WORK, 300)
+    DECIDER.hold(AT_WORK, 300, 0, 99)
     xid = deciding.prepare("shop", its_gtrid(1), "row")
     if act == "forget":
         deciding.stores["shop"].complete_heuristically(xid, Code.XA_HEURRB)
@@ -247,19 +247,21 @@ def test_another_nodes_decision_is_not_shown_nor_touched(xabridge: Xabridge) -> 
 
 
 def test_whose_lease_has_run_out_is_settled(deciding: Field, xabridge: Xabridge) -> None:
+    DECIDER.hold(AT_WORK, 0, 0, 99)
     deciding.prepare("shop", its_gtrid(1))
     assert xabridge("recover", "list", "--json").code == 3
     assert not DECIDER.tombstones, "looking settles nothing"
     said = xabridge("recover", "run")
     assert said.out == "orders-1·3fa91c·1    rolled back on shop\n"
     assert DECIDER.tombstones == {its_gtrid(1)}
-    DECIDER.hold(AT_WORK, 0)
+    DECIDER.hold(AT_WORK, 0, 0, 99)
     deciding.prepare("shop", its_gtrid(2), "row")
     assert xabridge("recover", "rollback", "orders-1:3fa91c:2", "--yes").code == 0, "by hand as well"
     assert not deciding.stores["shop"].branches
 
 
 def test_by_hand_the_decider_has_the_last_word(deciding: Field, xabridge: Xabridge) -> None:
+    DECIDER.hold(AT_WORK, 0, 0, 99)
     deciding.prepare("shop", its_gtrid(1), "row")
     said = xabridge("recover", "rollback", "orders-1:3fa91c:1", "--dry-run")
     assert "decision none: ledger has none" in said.err

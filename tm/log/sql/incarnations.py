@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, LargeBinary, String, cast, delete, literal, select, update
+from sqlalchemy import BigInteger, LargeBinary, String, cast, delete, exists, literal, select, update
 
-from tm.log.incarnations import INCARNATION, MOST, Incarnations, IncarnationVerb, Standing
+from tm.log.incarnations import FIRST, INCARNATION, MOST, Incarnations, IncarnationVerb, Standing
 from tm.log.sql.database import octets, values_of
 from tm.log.sql.tables import INCARNATIONS, NODE, PLACE
 from xa.machine import advance
@@ -35,7 +35,7 @@ class IncarnationTable:
     def read(self) -> Incarnations:
         """The known incarnations."""
         statement = (
-            select(INCARNATIONS.c.incarnation, INCARNATIONS.c.standing, INCARNATIONS.c.floor)
+            select(INCARNATIONS.c.incarnation, INCARNATIONS.c.standing, INCARNATIONS.c.floor, INCARNATIONS.c.ceiling)
             .where(INCARNATIONS.c.node == self._node)
             .order_by(INCARNATIONS.c.epoch)
         )
@@ -43,7 +43,8 @@ class IncarnationTable:
             rows = connection.execute(statement).all()
             noted = {octets(row.incarnation): Standing(row.standing) for row in rows}
             floors = {octets(row.incarnation): int(row.floor) for row in rows}
-        return Incarnations(noted, floors)
+            ceilings = {octets(row.incarnation): int(row.ceiling) for row in rows}
+        return Incarnations(noted, floors, ceilings)
 
     def succeed(self, epoch: int) -> None:
         """Step 1."""
@@ -73,10 +74,11 @@ class IncarnationTable:
 
     def note(self, incarnation: bytes, epoch: int) -> bool:
         """Step 2; False when the node is in another epoch by now."""
-        source = select(NODE.c.node, _octets(incarnation), NODE.c.epoch, _text(Standing.OPEN.value), _number(0)).where(
+        first = _text(Standing.OPEN.value), _number(0), _number(FIRST)
+        source = select(NODE.c.node, _octets(incarnation), NODE.c.epoch, *first).where(
             NODE.c.node == self._node, NODE.c.epoch == epoch
         )
-        names = ["node", "incarnation", "epoch", "standing", "floor"]
+        names = ["node", "incarnation", "epoch", "standing", "floor", "ceiling"]
         noting = self._database.insert(INCARNATIONS).from_select(names, source)
         self._execute(noting.on_conflict_do_nothing())
         return incarnation in self.read().noted
@@ -100,6 +102,21 @@ class IncarnationTable:
             .where(INCARNATIONS.c.node == self._node, INCARNATIONS.c.incarnation == incarnation)
             .values(standing=standing.value)
         )
+
+    def note_ceiling(self, incarnation: bytes, ceiling: int, epoch: int) -> bool:
+        """False when the node is in another epoch by now."""
+        held = exists().where(NODE.c.node == self._node, NODE.c.epoch == epoch)
+        noting = (
+            update(INCARNATIONS)
+            .where(INCARNATIONS.c.node == self._node, INCARNATIONS.c.incarnation == incarnation, held)
+            .values(ceiling=ceiling)
+        )
+        with self._database.writing(), self._database.engine.connect() as connection:
+            return connection.execute(noting).rowcount == 1
+
+    def note_floor(self, incarnation: bytes, floor: int) -> None:
+        """That of a former one."""
+        self._execute(self.raising(incarnation, floor))
 
     def raising(self, incarnation: bytes, floor: int) -> Update:
         """The statement that notes the floor of one."""

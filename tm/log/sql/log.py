@@ -228,9 +228,32 @@ class SqlLog:
         if full:
             self._write_ends()
 
-    def note_floor(self, floor: int) -> None:
-        # Written with the next ENDs, when the lease is renewed, and on closing.
-        self._floor = max(self._floor, floor)
+    def note_floor(self, floor: int, incarnation: bytes = b"") -> None:
+        # Written with the next ENDs, when the lease is renewed, and on closing; that of a former incarnation at once.
+        if not incarnation:
+            self._floor = max(self._floor, floor)
+            return
+        try:
+            self._known.note_floor(incarnation, floor)
+        except SQLAlchemyError as error:
+            _LOGGER.info("the floor of incarnation %s could not be noted: %s", incarnation.hex(), error)
+        else:
+            with self._mutex:
+                known = self._incarnations
+                self._incarnations = replace(known, floors={**known.floors, incarnation: floor})
+
+    def note_ceiling(self, ceiling: int) -> None:
+        own = self.incarnation
+
+        def noted() -> None:
+            if not self._known.note_ceiling(own, ceiling, self._epoch):
+                self._gtrids.check_epoch()
+                raise DecisionRefused(f"incarnation {own.hex()} was removed from {self._database}")
+
+        self._change("a ceiling", noted)
+        with self._mutex:
+            known = self._incarnations
+            self._incarnations = replace(known, ceilings={**known.ceilings, own: ceiling})
 
     def note_heuristic(self, heuristic: Heuristic) -> None:
         record = encode_heuristic(heuristic)

@@ -23,6 +23,7 @@
         epoch            under which it was noted
         standing         open, whole or cut
         floor            the sequence below which its transactions are over everywhere
+        ceiling          the sequence that none of its transactions reaches
     xabridge_place       a row for each node
         node             primary key
         place            by what the database was known from a copy when the node was taken; "" where it has nothing
@@ -78,6 +79,7 @@ INCARNATIONS: Final = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("standing", String(5), nullable=False),
     Column("floor", BigInteger, nullable=False),
+    Column("ceiling", BigInteger, nullable=False),
 )
 PLACE: Final = Table(
     "xabridge_place",

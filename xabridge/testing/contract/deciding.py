@@ -27,6 +27,7 @@ from xa import (
     Xid,
     log_prefix,
 )
+from xa.gtrid import OVER
 
 from .client import RMID, Client, case, elsewhere, new_key, new_xid, refused
 
@@ -185,24 +186,36 @@ class TestDeciding:
         assert client.owners() == set()
         other.rm.close("", RMID)
 
-    def test_the_floor_of_an_owner_outlives_its_lease(self, harness: DeciderHarness, client: Decider) -> None:
+    def test_floor_and_ceiling_of_an_owner_outlive_its_lease(self, harness: DeciderHarness, client: Decider) -> None:
         node = f"floors-{secrets.token_hex(6)}"  # what others of the node have noted stays
         owner, other = new_owner(node), new_owner(node)
-        client.rm.hold(owner, LONG_S, RMID, 1)
+        client.rm.hold(owner, LONG_S, RMID, 1, 9)
         before = {one.incarnation: one.noted_s for one in client.rm.incarnations(node, RMID)}
-        client.rm.hold(owner, LONG_S, RMID, 17)
-        client.rm.hold(other, LONG_S, RMID, 2)
+        client.rm.hold(owner, LONG_S, RMID, 17, 99)
+        client.rm.hold(other, LONG_S, RMID, 2, 20)
+        client.rm.hold(other, LONG_S, RMID, 2, 10)
         crashed = Decider(harness)
-        crashed.rm.hold(owner, 0, RMID, 2**40)
+        crashed.rm.hold(owner, 0, RMID, 2**40, 2**41)
         harness.crash(crashed.rm)
 
         noted = {one.incarnation: one for one in client.rm.incarnations(node, RMID)}
-        floors = {incarnation: one.floor for incarnation, one in noted.items()}
-        expected = {owner.incarnation: 2**40, other.incarnation: 2}
-        assert floors == (expected if harness.capabilities.floors else {})
+        bounds = {incarnation: (one.floor, one.ceiling) for incarnation, one in noted.items()}
+        assert bounds == {owner.incarnation: (2**40, 2**41), other.incarnation: (2, 10)}
         assert all(noted[incarnation].noted_s >= noted_s for incarnation, noted_s in before.items())
         assert not client.rm.incarnations(f"{node}-2", RMID)
-        client.rm.hold(other, 0, RMID)
+        client.rm.hold(other, 0, RMID, 3, 10)
+
+    def test_of_an_owner_of_whom_nothing_is_left_nothing_need_be_kept(self, client: Decider) -> None:
+        owner = new_owner(f"over-{secrets.token_hex(6)}")
+        client.rm.hold(owner, SHORT_S, RMID, 7, 9)
+        client.wait_until_gone(owner)
+        client.rm.hold(Owner(owner.node, owner.incarnation, ""), 0, RMID, OVER, OVER)
+        assert {one.floor for one in client.rm.incarnations(owner.node, RMID)} <= {OVER}
+        client.rm.hold(owner, LONG_S, RMID, 7, 9)  # it had only seemed to be dead
+        (noted,) = client.rm.incarnations(owner.node, RMID)
+        assert (noted.floor, noted.ceiling) == (7, 9)
+        assert client.owners() == {owner}
+        client.rm.hold(owner, 0, RMID, 7, 9)
 
     def test_an_owner_tells_all_about_itself(self, client: Decider) -> None:
         owner = Owner("n" * 32, bytes(range(8)), f"{'b' * 36}/pid:[4026531836]/4194304/123456789012")

@@ -44,9 +44,6 @@ class Capabilities:
     unreachable: bool = True
     """`Harness.go_down` and `come_back` work."""
 
-    floors: bool = True
-    """Of a deciding resource: it keeps the floors of owners, also when their leases have ended."""
-
     max_prepared: int = 1000
     """How many branches can be prepared at a time."""
 

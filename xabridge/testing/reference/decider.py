@@ -13,15 +13,23 @@ from xa.flags import TMUSEASYNC
 from xa.switch import DecidingSwitch
 from xabridge.testing.reference.driver import ReferenceDriver, ReferenceResource
 from xabridge.testing.reference.server import OK, Association
-from xabridge.testing.reference.store import ReferenceStore
+from xabridge.testing.reference.store import BackUp, ReferenceStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from xa.deciding_resource import Owner
     from xa.resource_manager import Registrar
     from xa.xid import Xid
     from xabridge.testing.reference.server import Branch
+
+
+@dataclass(frozen=True, slots=True)
+class DecidingBackUp(BackUp):
+    """A copy of a DecidingStore: with its decisions and tombstones, and what it has noted of incarnations."""
+
+    decisions: Mapping[bytes, bytes | None]
+    noted: Mapping[str, Mapping[bytes, NotedIncarnation]]
 
 
 class DecidingStore(ReferenceStore):
@@ -62,10 +70,10 @@ class DecidingStore(ReferenceStore):
             self._order = None
         return code
 
-    def hold(self, owner: Owner, lease_s: float, floor: int = 0) -> None:
-        """Makes or ends a lease, and notes the floor. Called with `lock` held."""
+    def hold(self, owner: Owner, lease_s: float, floor: int = 0, ceiling: int = 0) -> None:
+        """Makes or ends a lease, and notes floor and ceiling. Called with `lock` held."""
         noted = self._noted.setdefault(owner.node, {})
-        noted[owner.incarnation] = NotedIncarnation(owner.incarnation, floor, self.clock())
+        noted[owner.incarnation] = NotedIncarnation(owner.incarnation, floor, ceiling, self.clock())
         if lease_s:
             self.leases[owner] = self.clock() + lease_s
         else:
@@ -79,6 +87,19 @@ class DecidingStore(ReferenceStore):
     def incarnations(self, node: str) -> list[NotedIncarnation]:
         """Those of a node. Called with `lock` held."""
         return list(self._noted.get(node, {}).values())
+
+    def backed_up(self) -> DecidingBackUp:
+        with self.lock:
+            noted = {node: dict(incarnations) for node, incarnations in self._noted.items()}
+            return DecidingBackUp(dict(self.committed), (), dict(self._decisions), noted)
+
+    def restore(self, copy: BackUp) -> None:
+        super().restore(copy)
+        assert isinstance(copy, DecidingBackUp)  # noqa: S101 — another store's data can't be put here
+        with self.lock:
+            self._decisions, self._order = dict(copy.decisions), None
+            self._noted = {node: dict(incarnations) for node, incarnations in copy.noted.items()}
+            self.leases.clear()
 
     def settle(self, gtrid: bytes) -> bytes | None:
         """The record, or None and a tombstone. Called with `lock` held."""
@@ -117,8 +138,8 @@ class ReferenceDecidingDriver(ReferenceDriver, DecidingDriver[Association]):
     def decider_id(self) -> bytes:
         return self._decisions.decider_id
 
-    def hold(self, owner: Owner, lease_s: float, floor: int) -> None:
-        self._ask("hold", lambda: self._decisions.hold(owner, lease_s, floor))
+    def hold(self, owner: Owner, lease_s: float, floor: int, ceiling: int) -> None:
+        self._ask("hold", lambda: self._decisions.hold(owner, lease_s, floor, ceiling))
 
     def owners(self) -> Sequence[Owner]:
         self._ask("owners")
