@@ -43,6 +43,9 @@ _QUEUE: Final = itemgetter(1)
 MARK: Final = "mark"
 """The kind of the records that say when their number was the next one."""
 MARK_S: Final = 60.0
+MOMENT: Final = "moment"
+"""The kind of the record that says when the store was changed last, to MOMENT_S (`dtx.store.sql.inspection`)."""
+MOMENT_S: Final = 1.0
 LOOK_S: Final = 0.9
 """How often all queues are searched for messages that are to go by themselves, and did not go when their time came; a
 tick comes each second."""
@@ -133,6 +136,9 @@ class TransactionalResource:
         self._mark_at = 0.0
         self._marks: list[int] = []
         """The records of marks."""
+        self._moment = 0
+        self._moment_due = True
+        self._moment_at = 0.0
         self.unstored = UnstoredMemory(self.limits.unstored_octets)
         """Of messages that came in part, or whose transactions are open."""
         self.payloads = Payloads(store, self.stop, self.settle)
@@ -162,10 +168,13 @@ class TransactionalResource:
                 if configured is not None:
                     configured.settings = changed_settings(configured.settings, settings)
                     configured.configured = record.number
+            elif record.kind == MOMENT:
+                self._moment = record.number
             elif record.kind == MARK:
                 self.ages.mark(record.number, int(record.text))
                 self._marks.append(record.number)
 
+        self._moment = self._moment or self.number()
         self._marks_due = ((self.number(), self.now_ms),)
         self.ages.mark(self._marks_due[0][0], self.now_ms)
         return restored
@@ -223,6 +232,8 @@ class TransactionalResource:
         if self.ages.mark(self._number, now_ms) and now >= self._mark_at:
             self._mark_at = now + MARK_S
             self._marks_due = (*self._marks_due, (self.number(), now_ms))
+        if now >= self._moment_at:
+            self._moment_at, self._moment_due = now + MOMENT_S, True
         self.schedule.release(now_ms)
         for queue in self.expiries.take_due(now_ms):
             self.removals.add(queue)
@@ -255,8 +266,11 @@ class TransactionalResource:
         return min(1.0, due_in, expires_in)
 
     def _remember_marks(self, batch: Batch) -> None:
-        """How old messages are is to be known also after a restart. A mark goes with the next change, and is no reason
-        to force one."""
+        """How old messages are, and the store itself, is to be known also after a restart. A mark goes with the next
+        change, and is no reason to force one."""
+        if self._moment_due:
+            self._moment_due = False
+            batch.record(self._moment, MOMENT, str(self.now_ms))
         due, self._marks_due = self._marks_due, ()
         for number, at_ms in due:
             batch.record(number, MARK, str(at_ms))
@@ -439,7 +453,7 @@ class TransactionalResource:
 
     def _submit(self, batch: Batch, done: Callable[[NotStored | None], None]) -> None:
         self._tell_queues(batch)
-        if self._marks_due:
+        if self._moment_due or self._marks_due:
             self._remember_marks(batch)
         payer = self.payer
         weight = max(batch.rows + batch.octets // ROW_OCTETS, 1)  # an empty batch waits as well

@@ -42,6 +42,10 @@ class StoreError(Exception):
         super().__init__(masked(message))
 
 
+class StoreOfOtherVersion(StoreError):
+    """Another version of xabridge has made the store. The message says what to do."""
+
+
 class StoreLocked(StoreError):
     """Another process holds the store. The message names it where that is known."""
 

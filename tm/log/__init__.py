@@ -14,6 +14,7 @@ from tm.log.contract import (
     LogFull,
     LogLocked,
     LogMissing,
+    LogOfOtherVersion,
     LogStopped,
 )
 from tm.log.file_log import FileLog
@@ -32,6 +33,7 @@ __all__ = [
     "LogImage",
     "LogLocked",
     "LogMissing",
+    "LogOfOtherVersion",
     "LogStopped",
     "read_log",
 ]

@@ -64,6 +64,10 @@ class LogDamaged(LogError):
     """The log can't be read where it must be readable. The message says where. It is not opened."""
 
 
+class LogOfOtherVersion(LogError):
+    """Another version of xabridge has made the log. The message says what to do. It is not opened."""
+
+
 class LogFull(LogError):
     """The record was not written and never will be: the disk is full. The transaction can be rolled back."""
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,7 @@ from tm.log.records import (
     branch_key,
     decode_decision,
     decode_heuristic,
+    encode_carried_out,
     encode_ceiling,
     encode_decision,
     encode_end,
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 _LOGGER: Final = logging.getLogger(__name__)
 
 SEGMENT_SIZE: Final = 4 << 20
+CARRIED_OUT_S: Final = 1.0
+"""How often it is noted which decision was carried out where."""
 LAZY_SIZE: Final = 16 << 10
 """So many octets of lazy records wait in memory before they are written without a decision among them."""
 
@@ -89,6 +93,7 @@ class FileLog:
         segment_size: int = SEGMENT_SIZE,
         files: Files | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._journal = Journal(files or PosixFiles(directory), node, segment_size, entropy)
         self._directory = directory
@@ -96,6 +101,10 @@ class FileLog:
         self._mutex = threading.Lock()
         self._disk = threading.Lock()
         self._filling = _Batch()
+        self._decided: dict[bytes, tuple[Decision, float]] = {}
+        """The decisions of this opening that have not ended, and when each was to be made."""
+        self._noted_at = 0.0
+        self._wall = wall
         self._stopped: str | None = None
         self._closed = False
         belongs_to_this_process(self)
@@ -141,17 +150,29 @@ class FileLog:
 
     def decide(self, decision: Decision) -> None:
         record = encode_decision(decision)
+        at = self._wall()
         self._commit(record, (self._state.decisions, decision.gtrid, record))
+        self._decided[decision.gtrid] = decision, at
 
     def end(self, gtrid: bytes) -> None:
         """Visible at once; written with the next forced record, or when many wait."""
         record = encode_end(gtrid)
         with self._mutex:
+            decided = self._decided.pop(gtrid, None)
             if self._state.decisions.pop(gtrid, None) is None or self._stopped is not None:
                 return
             batch = self._add_lazy(record)
+            if decided is not None and decided[1] >= self._noted_at + CARRIED_OUT_S:
+                self._note_carried_out(*decided)
         if batch.size >= LAZY_SIZE:
             self._settle(batch)
+
+    def _note_carried_out(self, decision: Decision, at: float) -> None:
+        """Called with the mutex held. One that recovery has carried out, of an earlier opening, is not noted."""
+        self._noted_at = at
+        for branch in decision.branches:
+            self._state.carried_out[branch.resource] = at_ms = int(at * 1000)
+            self._add_lazy(encode_carried_out(branch.resource, at_ms))
 
     def note_floor(self, floor: int, incarnation: bytes = b"") -> None:
         incarnation = incarnation or self.incarnation

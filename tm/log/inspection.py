@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tm.log.contract import Decision, Heuristic, LogDamaged, LogError, LogMissing
@@ -19,7 +20,7 @@ from tm.log.state import LogState
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tm.log.incarnations import Incarnations
     from tm.log.segment import Contents
@@ -42,6 +43,9 @@ class LogImage:
     decisions: tuple[Decision, ...]
     heuristics: tuple[Heuristic, ...]
     worked_at: float | None = None
+    carried_out: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Resource → when the latest decision was made that has been carried out there, as far as it is noted (seconds
+    since 1970): what is older lacks that."""
 
 
 def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -> LogImage:
@@ -58,6 +62,7 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
             replace(state.incarnations, noted=copy_of(state.noted) if is_copy(files, header) else dict(state.noted)),
             tuple(decode_decision(record) for record in state.decisions.values()),
             tuple(decode_heuristic(record) for record in state.heuristics.values()),
+            carried_out={name: at_ms / 1000 for name, at_ms in state.carried_out.items()},
         )
 
     with disk_errors(files, "read"):

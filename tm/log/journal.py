@@ -28,7 +28,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from tm.log.contract import LogDamaged, LogError, LogFull
+from tm.log.contract import LogDamaged, LogError, LogFull, LogOfOtherVersion
 from tm.log.incarnations import Standing, succeeded, warning_of
 from tm.log.log_folder import disk_errors
 from tm.log.records import RecordError, decode
@@ -92,6 +92,7 @@ class Journal:
             self._lock = files.lock()
             try:
                 self._open()
+                self._lock.sign()
             except BaseException:
                 self.close()
                 raise
@@ -300,7 +301,7 @@ def read_current(files: Files, generation: int, state: LogState) -> Contents:
             for record in decode(payload):
                 state.apply(record)
     except SegmentOfOtherVersion as other:
-        raise LogError(str(version_refusal(files, other.version, VERSION))) from None
+        raise LogOfOtherVersion(str(version_refusal(files, other.version, VERSION))) from None
     except SegmentDamaged as damage:
         raise LogDamaged(
             f"{files}: {name} is damaged at octet {damage.offset}: {damage}. It is not opened, because decisions "

@@ -56,6 +56,10 @@ class File(Protocol):
 class Lock(Protocol):
     """A folder that is held."""
 
+    def sign(self) -> None:
+        """Notes in the folder who holds it, for others: it is this process's to change."""
+        ...
+
     def release(self) -> None:
         """Lets others have it."""
         ...
@@ -226,7 +230,10 @@ class PosixLock:
                 f"the decision log {path.parent} is in use by {holder or 'another process'}: stop that one first, "
                 f"or give this one a log (and a node id) of its own"
             ) from None
+
+    def sign(self) -> None:
         with suppress(OSError):  # on a full disk it is held all the same, and nobody learns by whom
+            self._handle.seek(0)
             self._handle.truncate(0)
             self._handle.write(f"{holder_name()}\n".encode())
 

@@ -12,8 +12,10 @@ for the length and so many octets:
     5 INCARNATION         what is known of it (1): 1 open, 2 whole, 3 cut; the incarnation (8)
     7 FLOOR               the incarnation (8), the sequence (8) below which its transactions are over
     8 CEILING             the incarnation (8), the sequence (8) that its transactions do not reach
+    9 CARRIED OUT         short resource, milliseconds since 1970 (8): a decision that was made then has been carried
+                          out on this resource manager; the latest one of it
 
-The last three are FileLog's own. The version of these records is that of what holds them: of a FileLog's segment
+The last four are FileLog's own. The version of these records is that of what holds them: of a FileLog's segment
 (`tm.log.segment`), of a SqlLog's tables (`tm.log.sql.tables`).
 
 Octets are records if and only if they divide into such records without a rest. Whether they are what was once
@@ -43,6 +45,7 @@ HEURISTIC_DROPPED: Final = 4
 INCARNATION: Final = 5
 FLOOR: Final = 7
 CEILING: Final = 8
+CARRIED_OUT: Final = 9
 
 MAX_RESOURCE: Final = 255
 """Octets of a resource manager's name."""
@@ -98,7 +101,15 @@ class Ceiling:
     sequence: int
 
 
-Record = Decision | End | Heuristic | HeuristicDropped | Noted | Floor | Ceiling
+@dataclass(frozen=True, slots=True)
+class CarriedOut:
+    """A decision of this time has been carried out on a resource."""
+
+    resource: str
+    at_ms: int
+
+
+Record = Decision | End | Heuristic | HeuristicDropped | Noted | Floor | Ceiling | CarriedOut
 
 
 def encode_decision(decision: Decision) -> bytes:
@@ -147,6 +158,12 @@ def encode_floor(incarnation: bytes, sequence: int) -> bytes:
 def encode_ceiling(incarnation: bytes, sequence: int) -> bytes:
     """The CEILING record."""
     return bytes((CEILING,)) + incarnation + _SEQUENCE.pack(sequence)
+
+
+def encode_carried_out(resource: str, at_ms: int) -> bytes:
+    """The CARRIED OUT record."""
+    name = resource.encode()
+    return bytes((CARRIED_OUT, len(name))) + name + _SEQUENCE.pack(at_ms)
 
 
 def branch_key(branch: Branch) -> bytes:
@@ -248,6 +265,10 @@ def _record(octets: bytes, at: int) -> tuple[Record, int]:
         (sequence,) = _SEQUENCE.unpack_from(octets, end)
         record = Floor if kind == FLOOR else Ceiling
         return record(octets[at + 1 : end], sequence), end + _SEQUENCE.size
+    if kind == CARRIED_OUT:
+        name, at = _short(octets, at + 1)
+        (at_ms,) = _SEQUENCE.unpack_from(octets, at)
+        return CarriedOut(name.decode(), at_ms), at + _SEQUENCE.size
     raise ValueError(f"kind {kind} is unknown")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tm.log.contract import Decision, Heuristic
 from tm.log.incarnations import Incarnations
 from tm.log.records import (
+    CarriedOut,
     Ceiling,
     End,
     Floor,
@@ -16,6 +17,7 @@ from tm.log.records import (
     branch_key,
     decode_decision,
     decode_heuristic,
+    encode_carried_out,
     encode_ceiling,
     encode_decision,
     encode_floor,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 class LogState:
     """The first two tables map to the record as it is kept, oldest first, so that a snapshot is a join."""
 
-    __slots__ = ("ceilings", "decisions", "floors", "heuristics", "noted")
+    __slots__ = ("carried_out", "ceilings", "decisions", "floors", "heuristics", "noted")
 
     def __init__(self) -> None:
         self.decisions: dict[bytes, bytes] = {}
@@ -45,6 +47,8 @@ class LogState:
         """Incarnation → the sequence below which its transactions are over."""
         self.ceilings: dict[bytes, int] = {}
         """Incarnation → the sequence that its transactions do not reach."""
+        self.carried_out: dict[str, int] = {}
+        """Resource → when the latest decision was made that was carried out there: milliseconds since 1970."""
 
     def apply(self, record: Record) -> None:
         """The state after `record`. What a record takes away need not be there: its END may have been lost
@@ -61,6 +65,8 @@ class LogState:
             self.floors[record.incarnation] = record.sequence
         elif isinstance(record, Ceiling):
             self.ceilings[record.incarnation] = record.sequence
+        elif isinstance(record, CarriedOut):
+            self.carried_out[record.resource] = record.at_ms
         else:
             self.heuristics.pop(branch_key(record.branch), None)
 
@@ -74,7 +80,8 @@ class LogState:
         noted = [encode_noted(incarnation, standing) for incarnation, standing in self.noted.items()]
         floors = [encode_floor(one, floor) for one, floor in self.floors.items() if one in self.noted]
         ceilings = [encode_ceiling(one, ceiling) for one, ceiling in self.ceilings.items() if one in self.noted]
-        return [*noted, *floors, *ceilings, *self.decisions.values(), *self.heuristics.values()]
+        carried_out = [encode_carried_out(name, at_ms) for name, at_ms in self.carried_out.items()]
+        return [*noted, *floors, *ceilings, *carried_out, *self.decisions.values(), *self.heuristics.values()]
 
 
 def decoded_decisions(records: Sequence[bytes]) -> tuple[Decision, ...]:

@@ -8,16 +8,20 @@ processes, where two processes would not see each other's locks. So whoever keep
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from sqlalchemy import event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy import URL, Engine
 
@@ -55,6 +59,31 @@ def _write_ahead(connection: sqlite3.Connection, wait_s: float) -> str:
             time.sleep(_PAUSE_S)
         else:
             return str(mode).lower()
+
+
+@contextmanager
+def looked_at(url: URL) -> Iterator[URL]:
+    """The URL for a look at the file that changes nothing, and leaves no file beside it.
+
+    SQLite reads a write-ahead log by its index, "-shm", which it makes where there is none. So a file that has a log
+    without an index, as a copy may, is copied for the look. Nobody has it open then, because whoever has makes the
+    index. A file without a log is read as one that does not change.
+    """
+    path = Path(str(url.database)).absolute()
+    log, index = (path.with_name(path.name + ending) for ending in ("-wal", "-shm"))
+    if not log.exists():
+        yield _read_only(url, path, immutable="1")
+    elif index.exists():
+        yield _read_only(url, path)
+    else:
+        with TemporaryDirectory() as folder:
+            for file in (path, log):
+                shutil.copyfile(file, Path(folder) / file.name)
+            yield _read_only(url, Path(folder) / path.name)
+
+
+def _read_only(url: URL, path: Path, **more: str) -> URL:
+    return url.set(database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true", **more})
 
 
 def is_in_memory(url: URL) -> bool:

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from dtx.store.contract import StoreError
+from dtx.store.contract import StoreError, StoreOfOtherVersion
 from tm.config import configuration_from
-from tm.log import LogError
+from tm.log import LogError, LogImage
 from tm.log.factory import folder_of
 from tm.recovery.lease import LEASE_S, RENEWALS
 from tm.resources import ConfigurationError, ResourceConfig
@@ -51,8 +51,8 @@ MOST: Final = 50
 """So many transactions are told one by one."""
 APART_S: Final = 1.0
 """Parts whose times are no farther apart than this are of one moment."""
-NOTED_S: Final = 60.0
-"""A store notes the time once a minute at most."""
+NOTED_S: Final = 2.0
+"""A store notes the time with a change, once a second; another second passes until it is due again."""
 LOG_NOTED_S: Final = 10.0
 """A log in a database notes it when its lease is renewed, so often."""
 DECIDER_NOTED_S: Final = LEASE_S / RENEWALS
@@ -61,6 +61,10 @@ LOG: Final = "the log"
 
 
 UNTOLD: Final = "it can't be told to the second"
+LOST: Final = (
+    "what was committed in between is not in it: messages that were taken then come again, and those that were sent "
+    "then are missing"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,8 @@ def run(arguments: Namespace) -> int:
         print("it does not fit together: start no manager before that is settled")
     elif any(examined.check.found.endswith(UNTOLD) for examined in found):
         print("nothing is found that does not fit together; not every age can be told to the second")
+    elif any(examined.check.health is Health.WARN for examined in found):
+        print("nothing is found that does not fit together, but look at the warnings")
     else:
         print("it fits together")
     return Exit.FAILED if failed else Exit.DONE
@@ -153,6 +159,8 @@ def _examine(configuration: Configuration, urls: Mapping[str, str], progress: Pr
         yield Examined(name, Check(Health.FAIL, "in doubt", f"it can't be asked: {masked(why)}", "start it"))
     moments = {name: _moment_of(image) for name, image in images.items()}
     deciding = _deciding(configuration, seen)
+    carried_out = seen.log.carried_out if isinstance(seen.log, LogImage) else {}
+    yield from _lacking(moments, carried_out)
     yield from _ages(deciding, moments)
     older = {name for name, at in moments.items() if any(_is_older(at, decider) for decider in deciding.values())}
     yield from _transactions(found, older)
@@ -164,6 +172,8 @@ def _store(url: str) -> tuple[StoreImage | None, list[Check]]:
 
     try:
         image = look_at_store(url)
+    except StoreOfOtherVersion as error:
+        return None, [Check(Health.FAIL, "store", str(error))]
     except StoreError as error:
         return None, [Check(Health.FAIL, "store", str(error), "restore it from another copy, or correct its URL")]
     if image.copied_ms is not None:
@@ -241,17 +251,26 @@ def _is_older(at: Moment, log: Moment) -> bool:
     return at.latest_s + APART_S < log.earliest_s
 
 
+def _lacking(moments: Mapping[str, Moment], carried_out: Mapping[str, float]) -> Iterator[Examined]:
+    """The stores that lack what was carried out there, as the log knows."""
+    for name, at in moments.items():
+        latest_s = carried_out.get(name)
+        if latest_s is not None and at.latest_s + APART_S < latest_s:
+            found = (
+                f"older than the log, which has carried out a decision of {_shown(latest_s)} there: "
+                f"{age(latest_s - at.latest_s)} later at least"
+            )
+            mend = f"{LOST}. Restore the set from one point"
+            yield Examined(name, Check(Health.FAIL, "age", found, mend))
+
+
 def _ages(deciding: Mapping[str, Moment], moments: Mapping[str, Moment]) -> Iterator[Examined]:
     pairs = [(*part, *decider) for part in moments.items() for decider in deciding.items()]
 
     for name, at, what, log in pairs:
         if _is_older(at, log):
             found = f"older than {what}, by {age(log.earliest_s - at.latest_s)} at least"
-            mend = (
-                "what was committed in between is not in it: messages that were taken then come again, and those that "
-                "were sent then are missing"
-            )
-            yield Examined(name, Check(Health.WARN, "age", found, mend))
+            yield Examined(name, Check(Health.WARN, "age", found, LOST))
         elif log.latest_s + APART_S < at.worked_s:
             found = f"newer than {what} was last written, by {age(at.worked_s - log.latest_s)}"
             mend = f"if {what} is an older copy, it lacks what was decided since: put the newest one in its place"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tm.log import LogDamaged, LogError, LogMissing
+from tm.log import LogDamaged, LogError, LogMissing, LogOfOtherVersion
 from tm.log.factory import folder_of, look_at_log
 from tm.log.folder_check import examine_folder
 from xa import Code, XaError
@@ -86,6 +86,8 @@ def content_of(url: str, node: str, missing: Health = Health.OK) -> Check:
         return Check(missing, "content", f"there is no log: {shown(url)}", "restore it, or correct log")
     except LogDamaged as error:
         return Check(Health.FAIL, "content", str(error), "restore the folder from an undamaged copy")
+    except LogOfOtherVersion as error:
+        return Check(Health.FAIL, "content", str(error))
     except (LogError, ValueError, OSError) as error:
         return Check(Health.FAIL, "content", masked(str(error)), "give this user read access; its URL is log")
 

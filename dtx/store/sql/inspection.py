@@ -4,6 +4,7 @@ the store fits together.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ from dtx.store.sql.tables import BRANCH, CHUNKS, MESSAGE, META, PAYLOAD, QUEUE, 
 from xa import Code, Xid
 from xa.open_string import shown
 from xa.printable import printable
-from xa.sql import postgres
+from xa.sql import postgres, sqlite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 REPLY_S: Final = 60.0
 """How long PostgreSQL may take to answer a statement."""
-_MARK: Final = "mark"
+_TIMES: Final = ("mark", "moment")
 """The broker's records of times."""
 
 
@@ -54,7 +55,7 @@ class BranchImage:
 @dataclass(frozen=True, slots=True)
 class StoreImage:
     """A store at one moment. `copied_ms`: when this copy was made, where it is one that has not been opened since;
-    `last_ms`: the latest time that the store has noted, at most a minute before its last change; 0: none. `faults` say
+    `last_ms`: the latest time that the store has noted, at most a second before its last change; 0: none. `faults` say
     what does not fit together."""
 
     openings: int
@@ -66,9 +67,8 @@ class StoreImage:
 
 def look_at_store(url: str) -> StoreImage:
     """The store at `url`. StoreError: there is none, or it can't be read."""
-    engine = _engine(url)
     try:
-        with engine.connect() as connection:
+        with _engine(url) as engine, engine.connect() as connection:
             if not check_version(connection):
                 raise StoreError(f"there is no store in {shown(url)}")
             return _image(connection)
@@ -77,36 +77,49 @@ def look_at_store(url: str) -> StoreImage:
         raise StoreDamaged(f"the store {shown(url)}: a row is damaged ({why}); take another copy") from error
     except SQLAlchemyError as error:
         raise StoreError(f"the store {shown(url)} can't be read: {getattr(error, 'orig', error)}") from None
-    finally:
-        engine.dispose()
 
 
-def _engine(url: str) -> Engine:
+@contextmanager
+def _engine(url: str) -> Iterator[Engine]:
     parsed = store_url(url)
     if parsed.get_backend_name() == "postgresql":
         from xa.sql import psycopg_connection  # noqa: PLC0415 — loads psycopg, which others don't need
 
         wait_s = {"connect_timeout": parsed.query.get("connect_timeout", 10)}
         engine = create_engine(parsed.set(drivername=postgres.DRIVER), connect_args=wait_s)
-        return psycopg_connection.bound(engine, REPLY_S)
+        with _disposed(psycopg_connection.bound(engine, REPLY_S)) as bound:
+            yield bound
+        return
     if parsed.get_backend_name() != "sqlite":
         raise StoreError(f"{shown(url)!r} is not the URL of a store: sqlite:///path or postgresql://…")
     path = Path(str(parsed.database)).absolute()
     if not path.is_file():
         raise StoreError(f"there is no store {path}")
-    return create_engine(parsed.set(database=f"file:{path}", query={"mode": "ro", "uri": "true"}))
+    with sqlite.looked_at(parsed) as readable, _disposed(create_engine(readable)) as engine:
+        yield engine
+
+
+@contextmanager
+def _disposed(engine: Engine) -> Iterator[Engine]:
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 def _image(connection: Connection) -> StoreImage:
     openings = int(connection.execute(select(META.c.value).where(META.c.name == "openings")).scalar_one())
-    records: dict[str, list[str]] = {COPY: [], _MARK: []}
-    chosen = select(RECORD.c.kind, RECORD.c.text).where(RECORD.c.kind.in_(list(records)))
+    copied: list[int] = []
+    noted: list[int] = []
+    chosen = select(RECORD.c.kind, RECORD.c.text).where(RECORD.c.kind.in_((COPY, *_TIMES)))
     for kind, text_of_record in connection.execute(chosen):
-        records[kind].append(text_of_record)
-    copies = [text_of_record.split() for text_of_record in records[COPY]]
-    copied = [int(at_ms) for of, at_ms in copies if int(of) == openings]
+        *of, at_ms = map(int, text_of_record.split())
+        if kind != COPY:
+            noted.append(at_ms)
+        elif of == [openings]:
+            copied.append(at_ms)
     branches = tuple(_branches(connection))
-    last_ms = max([*map(int, records[_MARK]), *(branch.prepared_ms for branch in branches)], default=0)
+    last_ms = max([*noted, *(branch.prepared_ms for branch in branches)], default=0)
     return StoreImage(openings, branches, max(copied, default=None), last_ms, tuple(_faults(connection)))
 
 

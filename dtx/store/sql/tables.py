@@ -37,7 +37,7 @@ from sqlalchemy import (
     select,
 )
 
-from dtx.store.contract import StoreDamaged, StoreError
+from dtx.store.contract import StoreDamaged, StoreOfOtherVersion
 from xa.format_version import version_refusal
 
 if TYPE_CHECKING:
@@ -139,9 +139,9 @@ def check_version(connection: Connection) -> bool:
 
 
 def refuse_other_version(version: object) -> None:
-    """StoreError: a store of this version is not opened; StoreDamaged: it is none."""
+    """StoreOfOtherVersion: a store of this version is not opened; StoreDamaged: it is none."""
     if not isinstance(version, int):
         raise StoreDamaged(f"the store has {version!r} for its version: restore it from a copy")
     refusal = version_refusal("the store", version, VERSION)
     if refusal is not None:
-        raise StoreError(refusal)
+        raise StoreOfOtherVersion(refusal)

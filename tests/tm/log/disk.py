@@ -203,6 +203,9 @@ class DiskLock:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
+    def sign(self) -> None:
+        pass
+
     def release(self) -> None:
         self._disk.locked = False
 

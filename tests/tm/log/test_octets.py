@@ -188,8 +188,8 @@ def test_the_key_of_a_branch_is_its_own(one: Branch, other: Branch) -> None:
 
 
 def test_what_is_no_record_or_not_the_one_that_is_asked_for_is_refused() -> None:
-    with pytest.raises(RecordError, match="kind 9 is unknown"):
-        list(decode(encode_end(b"g") + b"\x09"))
+    with pytest.raises(RecordError, match="kind 10 is unknown"):
+        list(decode(encode_end(b"g") + b"\x0a"))
     with pytest.raises(RecordError, match="not one decision"):
         decode_decision(encode_decision(decision(1)) * 2)
     with pytest.raises(RecordError, match="not one heuristic"):

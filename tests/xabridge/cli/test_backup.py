@@ -26,12 +26,13 @@ from tests.dtx.store.stores import Loop, Opened, enqueued
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.cli.field import INCARNATION, OTHERS, Field, Xabridge, xid_of
 from tm import TransactionManager
-from tm.log import Branch, Decision, read_log
+from tm.log import Branch, Decision, FileLog, read_log
 from tm.log.factory import look_at_log, open_log
 from xa import FORMAT_ID, Gtrid, Xid
 from xabridge.cli import main
 from xabridge.cli.check import older_than_the_log
 from xabridge.testing.broker import BrokerProcess
+from xabridge.testing.reference.store import BackUp
 
 ROOT = Path(__file__).parents[3]
 QUEUE = 1
@@ -398,7 +399,7 @@ def test_what_was_finished_before_does_not_fit_and_is_left_to_people(restored: S
 
 @pytest.mark.parametrize("apart_s", [-3600, -30, 0])
 def test_the_age_of_a_log_in_a_database_is_known(restored: Set, xabridge: Xabridge, apart_s: int) -> None:
-    """`broker` was last at work so long before the log, and notes that once a minute."""
+    """`broker` was last at work so long before the log, and notes that once a second."""
     field = restored.field
     url = f"sqlite:///{field.folder}/log.db"
     open_log(url, "orders-1").close()
@@ -410,10 +411,92 @@ def test_the_age_of_a_log_in_a_database_is_known(restored: Set, xabridge: Xabrid
     (age,) = [text for text in told if "the log" in text]
     said = {
         -3600: "older than the log, by 59 m at least",
-        -30: "it can't be told to the second",
+        -30: "older than the log, by 28 s at least",
         0: "it can't be told to the second",
     }
     assert said[apart_s] in age
+
+
+@pytest.mark.parametrize("later_s", [100, 4])
+def test_a_store_that_lacks_what_was_carried_out_there_does_not_fit(
+    restored: Set, xabridge: Xabridge, later_s: int
+) -> None:
+    """Nothing is in doubt, and the log says when it has carried out a decision there."""
+    field = restored.field
+    restored.field.stores["shop"].restore(BackUp({}, ()))
+    restored.field.stores["shop"].heal()
+    restored.file.unlink()
+    make_store(restored.file)
+    for of, at_s in (("shop", time.time() + 1000), ("broker", time.time() + later_s)):
+        log = FileLog(field.log_folder, "orders-1", segment_size=65536, wall=lambda: at_s)  # noqa: B023 — used here
+        gtrid = Gtrid("orders-1", log.log_id, log.incarnation, 1).encode()
+        log.decide(Decision(gtrid, (Branch(of, Xid(FORMAT_ID, gtrid, of.encode())),)))
+        log.end(gtrid)
+        log.close()
+    code, checks = restored.check(xabridge)
+    assert code == 1
+    (age,) = [text for text in found(checks, "fail", "broker") if "older" in text]
+    assert "older than the log, which has carried out a decision of" in age
+    assert "messages that were taken then come again, and those that were sent then are missing" in age
+
+
+def test_a_store_at_rest_fits_a_log_that_went_on_elsewhere(restored: Set, xabridge: Xabridge) -> None:
+    """Decisions that did not concern it, and those that it has taken part in before it was changed last."""
+    field = restored.field
+    for of, at_s in (("broker", time.time() - 1000), ("shop", time.time() + 1000)):
+        log = FileLog(field.log_folder, "orders-1", segment_size=65536, wall=lambda: at_s)  # noqa: B023 — used here
+        gtrid = Gtrid("orders-1", log.log_id, log.incarnation, 1).encode()
+        log.decide(Decision(gtrid, (Branch(of, Xid(FORMAT_ID, gtrid, of.encode())),)))
+        log.end(gtrid)
+        log.close()
+    code, checks = restored.check(xabridge)
+    assert code == 0, checks
+
+
+def test_it_changes_nothing_and_leaves_nothing_behind(restored: Set, xabridge: Xabridge) -> None:
+    """A store and a log in SQLite: at rest, left by a broker and a manager that were killed, and copied from there."""
+    field = restored.field
+    url = f"sqlite:///{field.folder}/log.db"
+    open_log(url, "orders-1").close()
+    field.config.write_text(field.config.read_text().replace(f"file://{field.log_folder}", url))
+    for state in ("at rest", "killed", "copied without an index"):
+        if state == "killed":
+            for file in (restored.file, field.folder / "log.db"):
+                leave_a_write_ahead_log(file)
+        elif state == "copied without an index":
+            for index in field.folder.glob("*-shm"):
+                index.unlink()
+        before = databases(field.folder)
+        code, checks = restored.check(xabridge)
+        assert not found(checks, "fail", "broker") + found(checks, "fail", "log"), (code, checks)
+        after = databases(field.folder)
+        assert after.keys() == before.keys(), state
+        assert {path for path in after if after[path] != before[path] and not path.name.endswith("-shm")} == set()
+
+
+def databases(folder: Path) -> dict[Path, bytes]:
+    """The files of SQLite, and those that it has beside them."""
+    return {path: path.read_bytes() for path in folder.glob("*.db*")}
+
+
+def make_store(file: Path) -> None:
+    """A store in which nothing is in doubt."""
+    store = SqlStore(f"sqlite:///{file}", (loop := Loop()).deliver)
+    opened = Opened(store, loop)
+    batch = Batch()
+    batch.create_queue(ORDERS, "orders")
+    batch.record(store.first_number + 5, "moment", str(int(time.time() * 1000)))
+    opened.keep(batch)
+    store.close()
+
+
+def leave_a_write_ahead_log(file: Path) -> None:
+    """As a process does that is killed."""
+    program = (
+        "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('PRAGMA journal_mode = WAL').fetchall(); "
+        "c.execute('CREATE TABLE more (x)'); c.commit(); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(file)], check=True)
 
 
 def test_a_copy_of_the_log_leaves_alone_what_it_can_not_know(restored: Set, xabridge: Xabridge) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import (
@@ -26,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from tm.log.contract import LogDamaged, LogError, LogMissing
+from tm.log.contract import LogDamaged, LogError, LogMissing, LogOfOtherVersion
 from tm.log.log_folder import file_identity
 from tm.log.sql.tables import METADATA, SCHEMA, VERSION
 from xa.format_version import version_refusal
@@ -61,12 +62,18 @@ _SYSTEM_IDENTIFIER: Final = text("SELECT system_identifier FROM pg_control_syste
 
 
 class Database:
-    """A database that can hold a log. `clock` stands in for the database's own."""
+    """A database that can hold a log. `clock` stands in for the database's own; `engine` for one that writes."""
 
-    def __init__(self, url: str, clock: Callable[[], float] | None = None, reply_s: float = REPLY_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        clock: Callable[[], float] | None = None,
+        reply_s: float = REPLY_S,
+        engine: Engine | None = None,
+    ) -> None:
         self._url = database_url(url)
         self._clock = clock
-        self.engine = make_engine(self._url, reply_s)
+        self.engine = engine if engine is not None else make_engine(self._url, reply_s)
         self._one_at_a_time = threading.Lock()
 
     def __str__(self) -> str:
@@ -164,13 +171,26 @@ class Database:
             raise LogDamaged(f"{self}: {SCHEMA.name} has {told}, where one version is expected. Restore it from a copy")
         refusal = version_refusal(self, versions[0], VERSION)
         if refusal is not None:
-            raise LogError(refusal)
+            raise LogOfOtherVersion(refusal)
 
     def _check_columns(self, connection: Connection) -> None:
         for table in METADATA.tables.values():
             missing = missing_columns(connection, table)
             if missing:
                 raise LogError(f"{self}: table {table.name} lacks {missing}; it is not a log's")
+
+
+@contextmanager
+def looked_at(url: str) -> Iterator[Database]:
+    """The database, for a look that changes nothing. LogMissing: there is no file."""
+    parsed = database_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        yield Database(url)
+        return
+    if not Path(str(parsed.database)).is_file():
+        raise LogMissing(f"{shown_url(parsed)}: there is no decision log here")
+    with sqlite.looked_at(parsed) as readable:
+        yield Database(url, engine=create_engine(readable, isolation_level="AUTOCOMMIT"))
 
 
 def database_url(url: str) -> URL:

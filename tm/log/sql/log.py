@@ -28,7 +28,7 @@ from tm.log.incarnations import FIRST, INCARNATION, Incarnations, IncarnationVer
 from tm.log.inspection import LogImage
 from tm.log.records import branch_key, decode_heuristic, encode_decision, encode_heuristic
 from tm.log.sql import retry
-from tm.log.sql.database import Database, octets, values_of
+from tm.log.sql.database import Database, looked_at, octets, values_of
 from tm.log.sql.gtrids import Entry, GtridTable, TakenOver
 from tm.log.sql.incarnations import IncarnationTable
 from tm.log.sql.node import join_node, read_node, renew_lease, take_node
@@ -444,26 +444,30 @@ def read_heuristics(database: Database, node: str) -> Sequence[Heuristic]:
 
 def read_sql_log(url: str, node: str) -> LogImage:
     """The log of `node` as it stands in its database; who holds it is not disturbed. LogMissing when there is none."""
-    database = Database(url)
-    try:
-        database.check()
-        row = read_node(database, node)
-        if row is None:
-            raise LogMissing(f"{database}: there is no decision log of node {node!r} here")
+    with looked_at(url) as database:
+        try:
+            return _image(database, node)
+        except SQLAlchemyError as error:
+            raise LogError(f"{database}: the decision log can't be read: {error}") from None
+        finally:
+            database.engine.dispose()
 
-        gtrids = GtridTable(database, node, row.epoch)
-        gtrids.check_states()
-        decisions = gtrids.decisions()
-        return LogImage(
-            node,
-            row.log_id,
-            row.epoch,
-            IncarnationTable(database, node).read(),
-            tuple(decisions),
-            tuple(read_heuristics(database, node)),
-            row.worked_at,
-        )
-    except SQLAlchemyError as error:
-        raise LogError(f"{database}: the decision log can't be read: {error}") from None
-    finally:
-        database.engine.dispose()
+
+def _image(database: Database, node: str) -> LogImage:
+    database.check()
+    row = read_node(database, node)
+    if row is None:
+        raise LogMissing(f"{database}: there is no decision log of node {node!r} here")
+
+    gtrids = GtridTable(database, node, row.epoch)
+    gtrids.check_states()
+    decisions = gtrids.decisions()
+    return LogImage(
+        node,
+        row.log_id,
+        row.epoch,
+        IncarnationTable(database, node).read(),
+        tuple(decisions),
+        tuple(read_heuristics(database, node)),
+        row.worked_at,
+    )
