@@ -72,6 +72,7 @@ class Sequences:
         self._limit: int | None = None
         """A number that nothing can be known about any more: what comes behind it makes no difference."""
         self._doubtful: dict[bytes, _Doubtful] = {}
+
         self.ceiling = 1
         """A number that reaches it is not begun with before `extend` has returned."""
         self._extending = threading.Lock()
@@ -111,7 +112,7 @@ class Sequences:
             return ahead > TOO_FAR * self._ahead and self._lower(note)
 
     def _lower(self, note: Callable[[int], None]) -> bool:
-        former, self.ceiling = self.ceiling, 0  # from now on, whoever takes a number waits
+        former, self.ceiling = self.ceiling, 0  # from now on, a thread that takes a number waits
         ceiling = min(former, self.skip() + self._ahead)  # all that were taken before are below
         try:
             if ceiling < former:

@@ -245,6 +245,7 @@ class Token:
                 for lease in self.leases
             ],
         }
+
         return json.dumps(fields)
 
     @classmethod

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine
 
 from dtx.store.sql import SqlStore
 from dtx.store.sql.backup import back_up as back_up_store
 from dtx.store.sql.inspection import look_at_store
 from dtx.store.sql.sqlite import compact
+from rm_amqp import Message
 from rm_db import DecidingDatabase
 from rm_delta import DeltaResource
 from rm_delta.lake import HOME
@@ -30,7 +31,7 @@ from tm.log.backup import back_up as back_up_folder
 from tm.log.factory import look_at_log, open_log
 from tm.log.sql.backup import back_up_sql
 from xa import Xid
-from xabridge.outbox import Tables
+from xabridge.outbox import Inbox, Outbox, Tables, TablesError
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.ledger.status import look as look_at_pipelines
 
@@ -104,6 +105,18 @@ def open_outbox(folder: Path) -> None:
         Tables().create(engine)
     finally:
         engine.dispose()
+
+
+def put(connection: Connection) -> object:
+    return Outbox().put(connection, "orders", Message("1"))
+
+
+def put_all(connection: Connection) -> object:
+    return Outbox().put_all(connection, "orders", [Message("1"), Message("2")])
+
+
+def is_new(connection: Connection) -> object:
+    return Inbox("orders").is_new(connection, "1")
 
 
 def ledger(folder: Path) -> LedgerOpener:
@@ -242,6 +255,24 @@ def test_another_version_is_refused_by_its_name_and_nothing_is_changed(
         assert type(refused.value).__module__.partition(".")[0] in {"dtx", "rm_db", "tm", "xa", "xabridge"}, "ours"
         assert octets(folder) == before
     assert not list(tmp_path.glob("copy*")), "nothing is left of a copy that was refused"
+
+
+@pytest.mark.parametrize(("name", "writes"), [("outbox", put), ("outbox", put_all), ("inbox", is_new)])
+def test_a_row_for_a_table_of_0_1_0_is_refused_by_that_name(
+    name: str, writes: Callable[[Connection], object], tmp_path: Path
+) -> None:
+    """An application puts and asks without opening the tables first."""
+    folder = tmp_path / "stored"
+    folder.mkdir()
+    STORED[name].make(folder)
+    STORED[name].change(folder, False)
+    before = octets(folder)
+
+    engine = create_engine(url(folder))
+    with pytest.raises(TablesError, match=re.escape(OLD)), engine.begin() as connection:
+        writes(connection)
+    engine.dispose()
+    assert octets(folder) == before
 
 
 LOST: Mapping[str, tuple[str, str]] = {

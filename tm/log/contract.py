@@ -137,7 +137,7 @@ class DecisionLog(Protocol):
 
     def note_ceiling(self, ceiling: int) -> None:
         """Durably notes that no transaction of this incarnation reaches `ceiling`, in the place of what was noted
-        before. Whoever calls it has begun none that does, and begins none unless it returns. Errors as in `decide`."""
+        before. The caller has begun none that does, and begins none unless it returns. Errors as in `decide`."""
         ...
 
     def note_heuristic(self, heuristic: Heuristic) -> None:

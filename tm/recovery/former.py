@@ -43,7 +43,7 @@ class FormerIncarnations:
         """When they had ended for certain."""
 
     def passed(self, began_at: float, now: float, ended: Former, left_nothing: Former) -> Iterator[tuple[str, bytes]]:
-        """Notes what a pass, which began at `began_at`, has told of the former incarnations whose floors are not raised
+        """Notes what a pass, which began at `began_at`, says of the former incarnations whose floors are not raised
         yet. Those whose floor is to be raised now."""
         for place, incarnations in ended.items():
             known = {key: at for key, at in self._ended_at.items() if key[0] != place or key[1] in incarnations}

@@ -170,7 +170,7 @@ class RecoveryService:
         over = self._former.passed(began_at, self._clock(), report.ended_incarnations, report.left_nothing)
         for place, incarnation in over:
             if place == IN_LOG:
-                assert self._log is not None  # noqa: S101 — it has told of the incarnation
+                assert self._log is not None  # noqa: S101 — it knows the incarnation
                 self._log.note_floor(OVER, incarnation)
                 continue
             resource = self._resources[place]

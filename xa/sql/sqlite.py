@@ -66,8 +66,8 @@ def looked_at(url: URL) -> Iterator[URL]:
     """The URL for a look at the file that changes nothing, and leaves no file beside it.
 
     SQLite reads a write-ahead log by its index, "-shm", which it makes where there is none. So a file that has a log
-    without an index, as a copy may, is copied for the look. Nobody has it open then, because whoever has makes the
-    index. A file without a log is read as one that does not change.
+    without an index, as a copy may, is copied for the look. No process has it open then, because one that has makes
+    the index. A file without a log is read as one that does not change.
     """
     path = Path(str(url.database)).absolute()
     log, index = (path.with_name(path.name + ending) for ending in ("-wal", "-shm"))

@@ -21,10 +21,17 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from sqlalchemy import delete, insert, literal, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from xa.sql.statements import upsert
-from xabridge.outbox.tables import MAX_NAME, VERSION, Tables, check_transaction, check_transaction_async
+from xabridge.outbox.tables import (
+    MAX_NAME,
+    VERSION,
+    Tables,
+    check_transaction,
+    check_transaction_async,
+    refuse_other_version,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,9 +62,17 @@ class Inbox:
 
     def is_new(self, where: Connection | Session, message_id: MessageId | None) -> bool:
         """Whether the consumer has not handled the message, in any transaction that is committed, or in this one. From
-        now on it has, in this transaction. ValueError: there is no id, or `where` is in autocommit."""
+        now on it has, in this transaction. ValueError: there is no id, or `where` is in autocommit.
+        TablesError: the table is another version's."""
         row = self._row(message_id)
         check_transaction(where, self.tables.inbox)
+        try:
+            return self._is_new(where, row)
+        except DBAPIError as error:
+            refuse_other_version(error, self.tables.inbox)
+            raise
+
+    def _is_new(self, where: Connection | Session, row: dict[str, Any]) -> bool:
         if self._dialect(where) in _RETURNS:
             return where.execute(self._insertion(self._dialect(where), row)).scalar() is not None
         if hasattr(where, "flush"):  # the savepoint does it too, and an error of the application's is no copy
@@ -73,6 +88,13 @@ class Inbox:
         """Does what `is_new` does, with an asyncio connection or session."""
         row = self._row(message_id)
         await check_transaction_async(where, self.tables.inbox)
+        try:
+            return await self._is_new_async(where, row)
+        except DBAPIError as error:
+            refuse_other_version(error, self.tables.inbox)
+            raise
+
+    async def _is_new_async(self, where: AsyncConnection | AsyncSession, row: dict[str, Any]) -> bool:
         if self._dialect(where) in _RETURNS:
             return (await where.execute(self._insertion(self._dialect(where), row))).scalar() is not None
         if hasattr(where, "flush"):

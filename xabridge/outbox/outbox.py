@@ -20,9 +20,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
 
 from sqlalchemy import Insert, case, func, insert, select
+from sqlalchemy.exc import DBAPIError
 
 from rm_amqp.message import encoded
-from xabridge.outbox.tables import LANES, MAX_NAME, VERSION, WAITING, Tables, check_transaction, check_transaction_async
+from xabridge.outbox.tables import (
+    LANES,
+    MAX_NAME,
+    VERSION,
+    WAITING,
+    Tables,
+    check_transaction,
+    check_transaction_async,
+    refuse_other_version,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -71,12 +81,12 @@ class Outbox:
         second one put its message after the first one was committed.
 
         ValueError, XaMisuse: the message, its destination or its key can't be kept, or `where` is in autocommit.
-        OutboxFull: see above."""
+        OutboxFull: see above. TablesError: the table is another version's."""
         rows = self._rows(destination, [message], key)
         check_transaction(where, self.tables.outbox)
         if self._limit is not None:
             self._check(where.execute(self._kept(1)).scalar_one(), 1)
-        where.execute(self._insert(), rows[0])
+        self._execute(where, rows[0])
         return str(rows[0]["message_id"])
 
     def put_all(
@@ -88,7 +98,7 @@ class Outbox:
         if self._limit is not None:
             self._check(where.execute(self._kept(len(rows))).scalar_one(), len(rows))
         if rows:
-            where.execute(self._insert(), rows)
+            self._execute(where, rows)
         return [str(row["message_id"]) for row in rows]
 
     async def put_async(
@@ -106,12 +116,23 @@ class Outbox:
         if self._limit is not None:
             self._check((await where.execute(self._kept(len(rows)))).scalar_one(), len(rows))
         if rows:
-            await where.execute(self._insert(), rows)
+            try:
+                await where.execute(self._insert(), rows)
+            except DBAPIError as error:
+                refuse_other_version(error, self.tables.outbox)
+                raise
         return [str(row["message_id"]) for row in rows]
 
     def insertion(self, destination: str, message: Message, *, key: str | None = None) -> Insert:
         """The statement that `put` executes, for whoever executes it in another way. It has no limit."""
         return self._insert().values(**self._rows(destination, [message], key)[0])
+
+    def _execute(self, where: Executes, rows: Any) -> None:
+        try:
+            where.execute(self._insert(), rows)
+        except DBAPIError as error:
+            refuse_other_version(error, self.tables.outbox)
+            raise
 
     def _insert(self) -> Insert:
         """It asks for nothing back, because that needs the right to read."""

@@ -200,6 +200,14 @@ def _check_version(engine: Engine, table: Table) -> None:
             raise TablesError(refusal)
 
 
+def refuse_other_version(error: DBAPIError, table: Table) -> None:
+    """For an `error` at a row of this version. TablesError: the table is one of version 0.1.0, which has no column for
+    the version."""
+    said = str(error.orig).lower()
+    if "version" in said and ("column" in said or "identifier" in said):
+        raise TablesError(str(version_refusal(f"the table {table.name}", None, VERSION))) from error
+
+
 def _outbox(metadata: MetaData, schema: str | None) -> Table:
     return Table(
         "xabridge_outbox",

@@ -56,6 +56,7 @@ others = "amqp://{self.address}"
         owner = Owner(NODE, b"12345678", "")
         for lease_s in (60, 0):
             decider.hold(owner, lease_s, RMID, 1, 17)
+
         gtrid = Gtrid(NODE, decider.decider_id, owner.incarnation, 1).encode()
         work, prepared = Xid(FORMAT_ID, gtrid, b"queues"), Xid(FORMAT_ID, gtrid, b"others")
         for rm, xid in ((decider, work), (other, prepared)):

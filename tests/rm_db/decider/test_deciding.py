@@ -131,6 +131,7 @@ def test_the_latest_owners_of_each_node_are_kept(
         harness.admin("UPDATE xabridge_owner SET noted = noted - 1000")
     noted = {one.incarnation: one.floor for one in decider.rm.incarnations("orders-1", RMID)}
     assert noted == {bytes((number,)) * 8: 2 * number for number in (3, 4, 5)}
+
     decider.rm.hold(Owner("orders-1", b"\4" * 8, ""), 0, RMID, OVER, OVER)
     decider.rm.hold(Owner("orders-1", b"\6" * 8, ""), 60, RMID)
     left = {one.incarnation[0] for one in decider.rm.incarnations("orders-1", RMID)}

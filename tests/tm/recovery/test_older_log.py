@@ -176,6 +176,7 @@ def test_what_was_begun_later_is_left_alone(older: Older) -> None:
     late = older.left_in_doubt()
     older.place.restore()
     older.start()
+
     for _ in range(2):
         report = shop.tm.recover()
         (finding,) = [one for one in report.findings if one.branch.xid == late.xid("b")]

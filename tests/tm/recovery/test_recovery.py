@@ -49,6 +49,7 @@ class Pass:
         self.at_work: dict[str, Any] = {}
         self.floors: dict[str, Any] = {}
         self.ceilings: dict[str, Any] = {}
+
         self.words: dict[bytes, Decision | XaError | None] = {}
         self.answers: dict[tuple[Verb, Branch], Code] = {}
         self.refused: LogFull | None = None

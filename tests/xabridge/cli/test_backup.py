@@ -433,6 +433,7 @@ def test_a_store_that_lacks_what_was_carried_out_there_does_not_fit(
         log.decide(Decision(gtrid, (Branch(of, Xid(FORMAT_ID, gtrid, of.encode())),)))
         log.end(gtrid)
         log.close()
+
     code, checks = restored.check(xabridge)
     assert code == 1
     (age,) = [text for text in found(checks, "fail", "broker") if "older" in text]
@@ -466,6 +467,7 @@ def test_it_changes_nothing_and_leaves_nothing_behind(restored: Set, xabridge: X
         elif state == "copied without an index":
             for index in field.folder.glob("*-shm"):
                 index.unlink()
+
         before = databases(field.folder)
         code, checks = restored.check(xabridge)
         assert not found(checks, "fail", "broker") + found(checks, "fail", "log"), (code, checks)
