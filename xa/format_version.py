@@ -8,6 +8,12 @@ it does not know. Something of ours without a version was made by xabridge 0.1.0
 from __future__ import annotations
 
 
+def lacks_version(error: object) -> bool:
+    """Whether this is what a database says of a column `version` that a table of it does not have."""
+    said = str(error).lower()
+    return "version" in said and ("column" in said or "identifier" in said)
+
+
 def version_refusal(what: object, found: int | None, known: int) -> str | None:
     """Why `what`, of format version `found`, is not opened by a program that knows version `known`; None where it may
     be opened. None as `found`: it has no version."""

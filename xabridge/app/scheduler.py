@@ -17,10 +17,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from tm import ConfigurationError, ManagerUnusable, TransactionError
 from xa import CarryingOutSql, XaError
+from xa.format_version import lacks_version, version_refusal
 from xabridge.app.typed_handler import Received
 
 if TYPE_CHECKING:
@@ -33,10 +34,14 @@ logger = logging.getLogger("xabridge.schedule")
 
 CREATE: Final = (
     "CREATE TABLE IF NOT EXISTS xabridge_schedules "
-    "(name varchar(200) PRIMARY KEY, told varchar(200) NOT NULL, due_ms bigint NOT NULL)"
+    "(name varchar(200) PRIMARY KEY, told varchar(200) NOT NULL, due_ms bigint NOT NULL, version smallint NOT NULL)"
 )
-_READ: Final = text("SELECT told, due_ms FROM xabridge_schedules WHERE name = :name")
-_INSERT: Final = text("INSERT INTO xabridge_schedules (name, told, due_ms) VALUES (:name, :told, :due_ms)")
+VERSION: Final = 2
+"""Of the table, in each of its rows."""
+_READ: Final = text("SELECT told, due_ms, version FROM xabridge_schedules WHERE name = :name")
+_INSERT: Final = text(
+    "INSERT INTO xabridge_schedules (name, told, due_ms, version) VALUES (:name, :told, :due_ms, :version)"
+)
 _MOVE: Final = text(
     "UPDATE xabridge_schedules SET told = :told, due_ms = :due_ms "
     "WHERE name = :name AND told = :old_told AND due_ms = :old_due_ms"
@@ -156,7 +161,7 @@ class Scheduler:
         """Its row, which is made if there is none."""
         found = self._row(schedule)
         if found is None:
-            row = {"name": schedule.name, "told": schedule.told, "due_ms": self._next_ms(schedule)}
+            row = {"name": schedule.name, "told": schedule.told, "due_ms": self._next_ms(schedule), "version": VERSION}
             with suppress(SQLAlchemyError, TransactionError), self._manager.begin() as tx:  # somebody may be quicker
                 tx[self._resources[schedule.name]].execute(_INSERT, row)
             found = self._row(schedule)
@@ -171,12 +176,18 @@ class Scheduler:
             row = tx[resource].execute(_READ, {"name": schedule.name}).one_or_none()
         except SQLAlchemyError as error:
             tx.rollback()
+            if isinstance(error, DBAPIError) and lacks_version(error.orig):
+                raise _other_version(resource, None) from error
             self._create(resource, error)
             return None
         finally:
             if not tx.is_over:
                 tx.rollback()
-        return None if row is None else (str(row[0]), int(row[1]))
+        if row is None:
+            return None
+        if row[2] != VERSION:
+            raise _other_version(resource, row[2])
+        return str(row[0]), int(row[1])
 
     def _create(self, resource: str, why: SQLAlchemyError) -> None:
         """Makes the table. Where that is refused, a person has to."""
@@ -188,3 +199,7 @@ class Scheduler:
                 f"{resource} has no table xabridge_schedules, or it can't be read ({why}), and it can't be made here "
                 f"({error}). Make it: {CREATE}"
             ) from error
+
+
+def _other_version(resource: str, found: int | None) -> ConfigurationError:
+    return ConfigurationError(str(version_refusal(f"{resource}: the table xabridge_schedules", found, VERSION)))

@@ -57,7 +57,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from xa.format_version import version_refusal
+from xa.format_version import lacks_version, version_refusal
 from xa.sql import mariadb
 from xa.sql.statements import missing_columns
 
@@ -203,8 +203,7 @@ def _check_version(engine: Engine, table: Table) -> None:
 def refuse_other_version(error: DBAPIError, table: Table) -> None:
     """For an `error` at a row of this version. TablesError: the table is one of version 0.1.0, which has no column for
     the version."""
-    said = str(error.orig).lower()
-    if "version" in said and ("column" in said or "identifier" in said):
+    if lacks_version(error.orig):
         raise TablesError(str(version_refusal(f"the table {table.name}", None, VERSION))) from error
 
 

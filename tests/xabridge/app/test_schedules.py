@@ -164,6 +164,24 @@ def test_the_thread_runs_it_and_one_that_fails_keeps_no_other_one_from_its_times
         assert (test.sent("good"), test.sent("announced")) == ([FIVE], [FIVE] if fails == 1 else [])
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("ALTER TABLE xabridge_schedules DROP COLUMN version", r"made by xabridge 0\.1\.0, which is not read any more"),
+        ("UPDATE xabridge_schedules SET version = 3", "made by a newer version: its format has version 3"),
+    ],
+)
+def test_the_table_of_another_version_is_refused_by_its_name(change: str, said: str) -> None:
+    app, announce = announcing()
+    with TestApp(app) as test:
+        test.run_schedule(announce, NOON)
+        with test.manager.begin() as tx:
+            tx["shop"].execute(text(change))
+        with pytest.raises(ConfigurationError, match=f"the table xabridge_schedules: {said}"):
+            test.run_schedule(announce, FIVE)
+        assert test.sent("announced") == []
+
+
 def plain(tx: Tx) -> None: ...
 
 
