@@ -24,7 +24,9 @@ from tm.log import Decision
 from xa.coroutines import drive
 from xabridge.pipeline.core import Attempt, BatchRefused, Messages, Once, SinkPlan, SinkReport, TableTarget
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
+from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.resources import Resources, database_of
+from xabridge.pipeline.core.task import mariadb, mariadb_session, staging_table
 from xabridge.pipeline.core.task.once_table import LONGEST
 from xabridge.pipeline.core.task.sink_task import SinkTask
 
@@ -104,6 +106,29 @@ def test_what_was_written_is_left_out_in_table_and_address(
     place.job(["1", "3", "4"], env=backfill)
     place.check_once(["1", "2", "3", "4"])
     assert sorted(env.queued("alerts")) == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("table", ["orders_once", "xabridge_staged"])
+def test_a_table_of_another_version_is_refused_by_its_name(place: OnceDatabase, table: str) -> None:
+    def make() -> None:
+        if table == "orders_once":
+            place.make()
+        elif place.kind == "shop":
+            staging_table.make_table(place.url)
+        else:
+            with mariadb_session.connect(place.url) as connection:
+                mariadb.make_table(connection)
+
+    make()
+    make()
+    for change, said in (
+        ("ALTER COLUMN version SET DEFAULT 3", "made by a newer version: its format has version 3"),
+        ("DROP COLUMN version", r"made by xabridge 0\.1\.0, which is not read any more"),
+    ):
+        place.change(f"ALTER TABLE {table} {change}")
+        with pytest.raises(PipelineError, match=f"the table .*{table}: {said}"):
+            make()
+    place.change(f"DROP TABLE {table}")
 
 
 def test_values_are_compared_exactly(env: CoreEnvironment, place: OnceDatabase) -> None:

@@ -11,6 +11,7 @@ order by INSERT … ON DUPLICATE KEY UPDATE, which takes a key that comes twice.
     xabridge_staged
         gtrid, attempt, number    whose rows they are, and their order; `attempt` is random
         cells                     the values: JSON, octets as a list with their hexadecimal digits
+        version                   `xabridge.pipeline.core.task.table_version`
 
 MariaDB binds a prepared branch to the session that prepared it. The driver completes the branches of all tasks, so that
 a task ends its session when its branch is prepared.
@@ -33,6 +34,7 @@ from xabridge.pipeline.core.task.databases import DatabaseFault, StagedRowsLost
 from xabridge.pipeline.core.task.mariadb_session import (
     LOCKED,
     asked,
+    check_version,
     connect,
     literal,
     quoted,
@@ -41,6 +43,7 @@ from xabridge.pipeline.core.task.mariadb_session import (
     text_of,
 )
 from xabridge.pipeline.core.task.staged_rows import StagedCounts, in_order
+from xabridge.pipeline.core.task.table_version import COLUMN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,7 +60,7 @@ NAME: Final = "xabridge_staged"
 DDL: Final = (
     f"CREATE TABLE IF NOT EXISTS {NAME} (gtrid varbinary(64) NOT NULL, attempt varchar(64) CHARACTER SET ascii "
     "COLLATE ascii_bin NOT NULL, number bigint NOT NULL, cells longtext CHARACTER SET utf8mb4 NOT NULL, "
-    "PRIMARY KEY (gtrid, attempt, number)) ENGINE = InnoDB"
+    f"{COLUMN}, PRIMARY KEY (gtrid, attempt, number)) ENGINE = InnoDB"
 )
 SENT: Final = 1 << 20
 """So many characters an INSERT has, or a row more."""
@@ -75,12 +78,15 @@ _IN_THE_WAY: Final = frozenset({LOCKED, 1213, 1020})
 
 
 def make_table(connection: pymysql.Connection[Any]) -> None:
-    """Makes the table for staged rows where it is missing. pymysql.MySQLError."""
+    """Makes the table for staged rows where it is missing. pymysql.MySQLError; PipelineError: it is another
+    version's."""
     with connection.cursor() as cursor:
         there = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s"
         cursor.execute(there, (NAME,))
         if cursor.fetchone() is None:
             cursor.execute(DDL)
+            return
+    check_version(connection, NAME, "DATABASE()", literal(NAME))
 
 
 class MariaWriter:

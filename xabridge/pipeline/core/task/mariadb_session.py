@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rm_db.address import Address
 from rm_db.mariadb.database import arguments, new_connection
+from xabridge.pipeline.core.task.table_version import refuse_other_version
 
 if TYPE_CHECKING:
     import pymysql
@@ -57,6 +58,16 @@ def asked(connection: Any, query: str) -> tuple[tuple[Any, ...], ...]:
     with connection.cursor() as cursor:
         cursor.execute(query)
         return tuple(cursor.fetchall())
+
+
+def check_version(connection: Any, name: str, schema: str, table: str) -> None:
+    """PipelineError: another version has made the table; `schema` and `table` as in a statement."""
+    found = asked(
+        connection,
+        "SELECT column_default FROM information_schema.columns "  # noqa: S608 — literals
+        f"WHERE table_schema = {schema} AND table_name = {table} AND column_name = 'version'",
+    )
+    refuse_other_version(name, found[0][0] if found else None)
 
 
 def literal(value: object) -> str:

@@ -1,6 +1,6 @@
 """The table of the rows that were written, in MariaDB or MySQL (`xabridge.pipeline.core.task.once_table`).
 
-    CREATE TABLE enriched_once (id varbinary(576) PRIMARY KEY, written_at timestamp(6) …)
+    CREATE TABLE enriched_once (id varbinary(576) PRIMARY KEY, written_at timestamp(6) …, version …)
 
 `id` has the octets of the value in UTF-8, because the server takes texts for equal that differ in capitals, accents or
 spaces at their end.
@@ -23,8 +23,18 @@ from typing import TYPE_CHECKING, Any, Final
 import pymysql
 
 from rm_db.mariadb.connection import failure_of
-from xabridge.pipeline.core.task.mariadb_session import LOCKED, asked, connect, literal, quoted, session_of, settings_of
+from xabridge.pipeline.core.task.mariadb_session import (
+    LOCKED,
+    asked,
+    check_version,
+    connect,
+    literal,
+    quoted,
+    session_of,
+    settings_of,
+)
 from xabridge.pipeline.core.task.once_table import MOST, key_of, refused
+from xabridge.pipeline.core.task.table_version import COLUMN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +45,7 @@ if TYPE_CHECKING:
 
 DDL: Final = (
     f"CREATE TABLE IF NOT EXISTS {{}} (id varbinary({MOST}) NOT NULL PRIMARY KEY, "
-    "written_at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)) ENGINE = InnoDB"
+    f"written_at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), {COLUMN}) ENGINE = InnoDB"
 )
 TOGETHER: Final = 200
 """Values that are asked for, and added, by one statement: even the longest are no quarter of a megabyte."""
@@ -61,7 +71,10 @@ class MariaOnce:
         with connect(url) as connection:
             found = asked(connection, _FITS.format(**names))
             if found:
-                return found[0] == ("InnoDB", "varbinary", "PRI", 1)
+                fits = bool(found[0] == ("InnoDB", "varbinary", "PRI", 1))
+                if fits:
+                    check_version(connection, name, **names)
+                return fits
             with connection.cursor() as cursor:
                 cursor.execute(DDL.format(_quoted(name)))
         return True

@@ -1,6 +1,6 @@
 """The table of the rows that were written, in PostgreSQL (`xabridge.pipeline.core.task.once_table`).
 
-CREATE TABLE enriched_once (id text PRIMARY KEY, written_at timestamptz NOT NULL DEFAULT now())
+CREATE TABLE enriched_once (id text PRIMARY KEY, written_at timestamptz NOT NULL DEFAULT now(), version …)
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from psycopg import sql
 
 from rm_db.postgres.database import connect
 from xabridge.pipeline.core.task.once_table import key_of, refused
+from xabridge.pipeline.core.task.staging_table import check_version
+from xabridge.pipeline.core.task.table_version import COLUMN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     from tm.resources import Resource
     from xabridge.pipeline.core.values import Once
 
-DDL: Final = "CREATE TABLE IF NOT EXISTS {} (id text PRIMARY KEY, written_at timestamptz NOT NULL DEFAULT now())"
+DDL: Final = (
+    f"CREATE TABLE IF NOT EXISTS {{}} (id text PRIMARY KEY, written_at timestamptz NOT NULL DEFAULT now(), {COLUMN})"
+)
 _LOCK: Final = 0x786162_6F6E6365
 """Two that create the table at the same time take this lock one after the other."""
 _FITS: Final = """
@@ -40,7 +44,10 @@ class PostgresOnce:
     def make(self, url: str, name: str) -> bool:
         with connect(url, autocommit=True) as connection:
             if connection.execute("SELECT to_regclass(%s) IS NOT NULL", [name]).fetchone() == (True,):
-                return connection.execute(_FITS, [name]).fetchone() == (True,)
+                fits = connection.execute(_FITS, [name]).fetchone() == (True,)
+                if fits:
+                    check_version(connection, name)
+                return fits
             connection.execute("SELECT pg_advisory_lock(%s)", [_LOCK])
             connection.execute(sql.SQL(DDL).format(_identifier(name)))
         return True

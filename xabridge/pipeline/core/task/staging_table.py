@@ -16,6 +16,7 @@ whose branch is prepared and keeps the lock until the decision. So no task upser
         gtrid, attempt        whose rows they are; `attempt` is random
         place, number         the order: which task's, and which of its rows
         cells                 the values as text, in the order of the columns that the attempt reports
+        version               `xabridge.pipeline.core.task.table_version`
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from rm_db.postgres.database import connect
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.task.databases import StagedRowsLost
 from xabridge.pipeline.core.task.staged_rows import StagedCounts, in_order
+from xabridge.pipeline.core.task.table_version import COLUMN, refuse_other_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,21 +46,31 @@ NAME: Final = "xabridge_staged"
 DDL: Final = (
     f"CREATE UNLOGGED TABLE IF NOT EXISTS {NAME} "
     "(gtrid bytea NOT NULL, attempt text NOT NULL, place bigint NOT NULL, number bigint NOT NULL, "
-    "cells text[] NOT NULL); "
+    f"cells text[] NOT NULL, {COLUMN}); "
     f"CREATE INDEX IF NOT EXISTS {NAME}_gtrid ON {NAME} (gtrid, attempt)"
 )
+_DEFAULT: Final = """
+SELECT pg_get_expr(d.adbin, d.adrelid)
+FROM pg_attribute a JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+WHERE a.attrelid = to_regclass(%s) AND a.attname = 'version' AND NOT a.attisdropped"""
 _LOCK: Final = 0x78616272
 """The advisory lock under which the table is made, so that several processes that make it at once don't fail."""
 
 
 def make_table(url: str) -> None:
-    """Makes the table for staged rows where it is missing. psycopg.Error."""
+    """Makes the table for staged rows where it is missing. psycopg.Error; PipelineError: it is another version's."""
     with connect(url, autocommit=True) as connection:
-        found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [NAME]).fetchone()
-        if found == (True,):
+        if connection.execute("SELECT to_regclass(%s) IS NOT NULL", [NAME]).fetchone() == (True,):
+            check_version(connection, NAME)
             return
         connection.execute("SELECT pg_advisory_lock(%s)", [_LOCK])
         connection.execute(DDL)
+
+
+def check_version(connection: psycopg.Connection[Any], name: str) -> None:
+    """PipelineError: another version has made the table."""
+    found = connection.execute(_DEFAULT, [name]).fetchone()
+    refuse_other_version(name, None if found is None else found[0])
 
 
 class PostgresStaging:
