@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tm.shop import Shop, outcome_of
+from tests.tm.shop import NODE, Shop, outcome_of
 from tests.tm.wrapped import hooked
 from tm import (
     ConfigurationError,
@@ -19,8 +19,9 @@ from tm import (
     ResourceConfig,
     RolledBack,
 )
-from tm.log import Branch
+from tm.log import Branch, FileLog
 from tm.log.decider_record import decode_branches, encode_branches
+from tm.recovery import Action
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xabridge.testing.reference import DecidingStore, Fate, ReferenceFactory
 
@@ -203,3 +204,22 @@ def test_a_record_says_what_it_was_made_of_and_changed_anywhere_or_cut_it_is_non
                 decode_branches(bytes(changed))
         with pytest.raises(ValueError, match="record"):
             decode_branches(record[:at])
+
+
+def test_a_heuristic_outcome_waits_for_a_log_beside_the_one_that_decides(shop: Shop, store: DecidingStore) -> None:
+    """Nothing can note it before, so that the decision is kept."""
+    tx = shop.in_doubt("b", names="abd")
+    shop["b"].script.clear()
+    shop["b"].complete_heuristically(tx.xid("b"), Code.XA_HEURRB)
+    for _ in range(2):
+        (finding,) = shop.tm.recover().findings
+        assert finding.action is Action.PENDING
+        assert "there is no log to note it in: configure one" in finding.why
+        assert store.decided
+
+    shop.kill()
+    shop.open(log=FileLog(shop.folder / "log", NODE))
+    assert not store.decided
+    assert [one.action for one in shop.tm.recover().findings] == [Action.HEURISTIC]
+    shop.tm.forget("b", tx.xid("b"))
+    assert shop.tm.recover().clean
