@@ -183,6 +183,7 @@ class Scheduler:
         finally:
             if not tx.is_over:
                 tx.rollback()
+
         if row is None:
             return None
         if row[2] != VERSION:
