@@ -5,20 +5,16 @@ later pass of another process, and by none that could not ask everybody. With a 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from tests.tm.recovery.test_restored import Restorable, kind, restorable
 from tests.tm.shop import Clock
-from tm import TransactionError
+from tm import Transaction, TransactionError
 from tm.recovery import Action
 from tm.recovery.former import MOST, FormerIncarnations
 from tm.recovery.ownership import OVER_BEFORE
 from tm.sequences import LATE_S
 from xa import TMSUCCESS
 from xabridge.testing.reference import Fate
-
-if TYPE_CHECKING:
-    from tm import Transaction
 
 __all__ = ["kind", "restorable"]
 

@@ -5,30 +5,25 @@ branch that is in doubt was begun after the copy was made: its transaction may h
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from tests.tm.shop import elsewhere
-from tm import ManagerUnusable, OutcomeUnknown, ResourceConfig
+from tests.postgres import Postgres
+from tests.tm.shop import Shop, elsewhere
+from tm import ManagerUnusable, OutcomeUnknown, ResourceConfig, Transaction
+from tm.log import DecisionLog
 from tm.log.contract import LogFull
 from tm.log.factory import open_log
 from tm.recovery import Action
 from tm.sequences import AHEAD
 from xa import Code
 from xabridge.testing.reference import DecidingStore, Fate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.postgres import Postgres
-    from tests.tm.shop import Shop
-    from tm import Transaction
-    from tm.log import DecisionLog
 
 KINDS = ("file", "sqlite", "postgresql", "decider", "database that decides")
 
