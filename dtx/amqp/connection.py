@@ -416,6 +416,9 @@ class Connection:
         if channel > self.channel_max:
             message = f"a begin on channel {channel}; the last one is {self.channel_max}"
             raise ProtocolError(Scope.CONNECTION, Condition.FRAMING_ERROR, message)
+        before = self.sessions.get(channel)
+        if before is not None and before.state is SessionState.END_RCVD:  # the peer does not wait for our end
+            before.end()
         if channel in self.sessions:
             message = f"there is a session on channel {channel} already"
             raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, message)

@@ -450,7 +450,8 @@ class Session:
     # -- the end of links
     def drop_link(self, link: Link, *, live: bool = False) -> None:
         """A link is detached by one side: nothing is sent on it any more, and its deliveries are forgotten. Where they
-        are `live` still, those that were sent to their end are kept, until `forget` or the end of the session."""
+        are `live` still, those that have come or were sent to their end are kept, until `forget` or the end of the
+        session."""
         key = (link.name, link.receives)
         if self.connection.links.get(key) is link:
             del self.connection.links[key]
@@ -473,18 +474,24 @@ class Session:
                     sent.lose()
         elif isinstance(link, ReceiverLink):
             link.current = None
-            for number, received in link.unsettled.items():
-                del self.incoming[number]
-                received.lose()
-            link.unsettled.clear()
+            for number, received in tuple(link.unsettled.items()):
+                if not live or not received.complete:
+                    del self.incoming[number], link.unsettled[number]
+                    received.lose()
         self.flush_disposition()
 
-    def forget(self, link: SenderLink) -> None:
+    def forget(self, link: Link) -> None:
         """The deliveries of a link that was detached are not live any more."""
-        for number, sent in link.unsettled.items():
-            self.outgoing.pop(number, None)
-            sent.lose()
-        link.unsettled.clear()
+        if isinstance(link, SenderLink):
+            for number, sent in link.unsettled.items():
+                self.outgoing.pop(number, None)
+                sent.lose()
+            link.unsettled.clear()
+        elif isinstance(link, ReceiverLink):
+            for number, received in link.unsettled.items():
+                self.incoming.pop(number, None)
+                received.lose()
+            link.unsettled.clear()
 
     def free_link(self, link: Link) -> None:
         """Both sides have detached a link: its handle is free."""
@@ -504,6 +511,11 @@ class Session:
             sent.link.unsettled.clear()
             sent.lose()
         self.outgoing.clear()
+        for received in self.incoming.values():
+            received.link.unsettled.clear()
+            received.lose()
+        self.incoming.clear()
+
         self._handles.clear()
         self._unanswered.clear()
         self.links.clear()

@@ -190,10 +190,11 @@ def _receiver(connection: LinkConnection, session: Session, endpoint: ReceiverLi
         return link
     if target.address is None:
         link = IncomingLink(connection, session, endpoint, partial(_queue_in, connection), relays=True)
-        endpoint.attach(echo, Target(), max_message_size=limit, offered=OFFERED)
+        link.lasts = target.expiry_policy != ON_LINK_DETACH
+        endpoint.attach(echo, Target(expiry_policy=target.expiry_policy), max_message_size=limit, offered=OFFERED)
         return link
 
-    answer = Target(target.address, capabilities=_honoured(target.capabilities))
+    answer = Target(target.address, expiry_policy=target.expiry_policy, capabilities=_honoured(target.capabilities))
     service = SERVICES.get(target.address)
     if service is not None:
         link = service(connection, session, endpoint)
@@ -201,6 +202,7 @@ def _receiver(connection: LinkConnection, session: Session, endpoint: ReceiverLi
         return link
     queue = _queue(connection, target.address, Action.PRODUCE)
     link = IncomingLink(connection, session, endpoint, lambda _: queue)
+    link.lasts = target.expiry_policy != ON_LINK_DETACH
     endpoint.attach(echo, answer, max_message_size=limit, offered=OFFERED)
     return link
 

@@ -7,6 +7,7 @@ connection live here; what they mean is in the link modules and the resource.
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.composites import WireError
@@ -107,7 +108,7 @@ class BrokerConnection:
         self.sessions: dict[SessionEndpoint, Session] = {}
         self.links: dict[LinkEndpoint, Link] = {}
         self.suspended: dict[LinkEndpoint, Link] = {}
-        """Links that the peer has detached, and not closed, with deliveries that are its to decide."""
+        """Links that the peer has detached, and not closed, with deliveries that are not decided."""
         self.txns = TxnIds(limits.transactions)
         self.nodes = DynamicNodes(container)
         self.state: Service = SERVED
@@ -307,18 +308,24 @@ class BrokerConnection:
         self.state = advance(SERVICE, self.state, ServiceVerb.CLOSE)
         self._forget_name()
         self._end_sessions(in_order=_in_order(event))
-        if self.unanswered:
-            self.unanswered.append(self._answer_close)
-        else:
-            self._endpoint.close()
+        self._answer_later(self._answer_close)
 
-    def _answer_close(self, refusal: Refusal | None) -> None:
-        """What was sent settled is in its queues, or refused: the answer to the peer's close, which has waited for
-        that, says that nothing is on its way any more."""
-        del refusal
+    def _answer_later(self, answer: Callable[[], None]) -> None:
+        """Answers the peer's close, end or detach when what it has sent settled before is in its queues, or refused:
+        the answer says that nothing is on its way any more."""
+        if self.unanswered:
+            self.unanswered.append(lambda _: self._answer(answer))
+        else:
+            answer()
+
+    def _answer(self, answer: Callable[[], None]) -> None:
+        if self.state is not CLOSED:
+            answer()
+            self.container.touch(self)
+
+    def _answer_close(self) -> None:
         if self._endpoint.owes_close:
             self._endpoint.close()
-            self.container.touch(self)
 
     def _on_begin(self, event: SessionBegun) -> None:
         endpoint, container = event.session, self.container
@@ -337,7 +344,7 @@ class BrokerConnection:
         session = self.sessions.get(event.session)
         if session is not None:
             self._end_session(session, in_order=_in_order(event))
-        event.session.end()
+        self._answer_later(event.session.end)
 
     def _end_session(self, session: Session, *, in_order: bool) -> None:
         """The session's links and what they hold are let go; control links first, as they decide."""
@@ -383,7 +390,11 @@ class BrokerConnection:
                 self._suspend(link)
             else:
                 self._forget(link, AttachmentVerb.CLOSE if _in_order(event) else AttachmentVerb.FAIL)
-        event.link.detach(closed=event.closed)
+        answer = partial(event.link.detach, closed=event.closed)
+        if event.link.receives:
+            self._answer_later(answer)
+        else:
+            answer()
 
     def _may_suspend(self) -> bool:
         """Whether one more link may be suspended. Of those in which nothing is left to decide nothing is kept."""
@@ -395,7 +406,8 @@ class BrokerConnection:
         return len(self.suspended) < most
 
     def _suspend(self, link: Link) -> None:
-        """The peer has detached a link, and may decide about what it was sent until the session ends (2.7.6)."""
+        """The peer has detached a link, and not closed it: what is unsettled on it may be decided until the session
+        ends, by whom it was sent to (2.7.6)."""
         self.links.pop(link.endpoint, None)
         link.session.links.pop(link.endpoint, None)
         self._messages_gone[not link.endpoint.receives] += link.messages

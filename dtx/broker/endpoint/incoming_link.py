@@ -38,7 +38,8 @@ def name_of_group(group_id: str) -> str:
 
 class IncomingLink(ReceivingLink):
     """A link whose messages go to queues. `queue_for` gives the queue for the octets of a message; RefusedError or
-    WireError refuse it. A node that is `dynamic` is deleted with the link.
+    WireError refuse it. A node that is `dynamic` is deleted with the link. Where its target `lasts` until its session
+    ends, the sender gets the outcomes of its deliveries also when it has detached the link without closing it.
 
     A link that `relays` has no address: each message says in `to` where it goes, and a message that can't be passed on
     is no reason to close the link, unless it was sent settled: then nothing else would tell its sender. If it belongs
@@ -63,6 +64,7 @@ class IncomingLink(ReceivingLink):
         self._relays = relays
         self._resource = connection.container.resource
         self._outside = connection.container.outside
+        self.lasts = False
 
     @property
     def address(self) -> str:
@@ -142,6 +144,18 @@ class IncomingLink(ReceivingLink):
             fatal = fatal or self._relays
         if fatal:
             self.detach_for(delivery, refusal)
+
+    @property
+    def outlives_detach(self) -> bool:
+        return self.lasts and bool(self._unsettled)
+
+    def suspend(self) -> None:
+        self._end_partial()
+        self._drop_parts()
+
+    def end_deliveries(self) -> None:
+        self._unsettled.clear()
+        self.receiver.session.forget(self.receiver)
 
     def gone(self) -> None:
         super().gone()

@@ -181,14 +181,14 @@ class Link:
 
     @property
     def outlives_detach(self) -> bool:
-        """Whether it has deliveries that the peer may decide about when it has detached the link without closing it."""
+        """Whether it has deliveries that may be decided still when the peer has detached it without closing it."""
         return False
 
     def suspend(self) -> None:
         """The peer has detached the link, and `outlives_detach` is true."""
 
     def end_deliveries(self) -> None:
-        """The link was suspended, and what the peer has not decided is no longer its to decide."""
+        """The link was suspended, and what is not decided is not live any more."""
 
     def drain(self) -> None:
         """The peer wants the credit used up or back."""
@@ -299,6 +299,7 @@ class ReceivingLink(Link, ABC):
         self._end_partial()
         self._drop_parts()
         self._unsettled.clear()
+        self.receiver.session.forget(self.receiver)
 
     # -- deliveries
     def disposed(self, delivery: IncomingDelivery | OutgoingDelivery, state: bytes | None, *, settled: bool) -> None:

@@ -12,7 +12,7 @@ import pytest
 from dtx.amqp.conditions import Condition
 from dtx.amqp.connection import Connection
 from dtx.amqp.delivery import PARTIAL, SETTLED, SETTLED_THERE, UNSETTLED, IncomingDelivery
-from dtx.amqp.events import ConnectionClosed, ConnectionOpened, Disposed, Event, LinkAttached, SessionEnded
+from dtx.amqp.events import ConnectionClosed, ConnectionOpened, Disposed, Event, LinkAttached, SessionEnded, Transferred
 from dtx.amqp.frames import AMQP_HEADER, HEARTBEAT, frame, performative_frame
 from dtx.amqp.link import Link, ReceiverLink, SenderLink
 from dtx.amqp.performatives import (
@@ -618,7 +618,7 @@ def test_a_link_that_is_attached_again_has_nothing_unsettled(*, closed: bool) ->
         stranger.say(Detach(0, closed), Detach(1, closed))
         stranger.listen(Detach, Detach)
         session = stranger.end.sessions[0]
-        assert not session.incoming
+        assert bool(session.incoming) is not closed
         assert bool(session.outgoing) is not closed
         assert not link.waiting
 
@@ -1126,6 +1126,24 @@ def test_deliveries_outlive_a_detach_that_does_not_close(*, forgotten: bool) -> 
     assert (told.deliveries, told.unknown) == ([] if forgotten else [sent], True)
     sent.settle()
     assert not link.session.outgoing
+    assert not link.unsettled
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_an_outcome_is_sent_behind_a_senders_detach_that_does_not_close(*, forgotten: bool) -> None:
+    """The same in the other direction: what has come as a whole is live, also once both ends have detached the link."""
+    stranger, link = sending()
+    stranger.say(Transfer(0, 0, b"0"), Transfer(0, 1, b"1", more=True), Detach(0))
+    stranger.hear()
+    received, *_ = (event.delivery for event in stranger.end.events if isinstance(event, Transferred))
+    link.detach(closed=False)
+    assert list(link.session.incoming) == [0]
+    if forgotten:
+        link.session.forget(link)
+    received.update(ACCEPTED, settled=True)
+    sent = [(one.first, one.settled) for _, one, _ in stranger.hear() if isinstance(one, Disposition)]
+    assert sent == ([] if forgotten else [(0, True)])
+    assert not link.session.incoming
     assert not link.unsettled
 
 

@@ -21,10 +21,12 @@ from tests.dtx.broker.strangers import (
     DETACH,
     DISPOSITION,
     END,
+    TRANSFER,
     Stranger,
     attach_answer,
     connected,
     coordinator,
+    node,
     received,
     said,
     selecting,
@@ -185,3 +187,53 @@ def test_links_that_are_suspended_are_bounded() -> None:
     holding(world, stranger=stranger, handle=5)
     assert world.queue().counters.held == 1
     assert len(stranger.server.suspended) == 1
+
+
+# --- what a sender has detached ---------------------------------------------------------------------------------------
+def posting(world: World, *, closed: bool = False, full: bool = False) -> list[list[Any]]:
+    """What the broker says of the deliveries of a sender that detaches before it has their outcomes."""
+    stranger = connected(world)
+    stranger.attach(0, node("full" if full else "q"))
+    stranger.told()
+    message = value_message(encode("x"))
+    transfers = [
+        frame(TRANSFER, [Uint(0), Uint(number), bytes([number]), Uint(0), False], message) for number in range(2)
+    ]
+    stranger.say(b"".join(transfers) + frame(DETACH, [Uint(0), closed]))
+    answers = stranger.told()
+    assert [code for _, code, _ in answers].count(DETACH) == 1
+    return said(answers, DISPOSITION)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_sender_learns_the_outcome_behind_its_own_detach(*, full: bool) -> None:
+    """The deliveries are live as long as the link is not closed, so that the sender applies what it gets."""
+    world = World(Settings(queues={"full": QueueSettings(max_depth=1)}))
+    assert not full or posting(world, full=True)
+    outcomes = [(fields[1], fields[3], fields[4].descriptor) for fields in posting(world, full=full)]
+    taken = REJECTED if full else ACCEPTED
+    assert {number for first, *_ in outcomes for number in [first]} <= {0, 1}
+    assert [(settled, code) for _, settled, code in outcomes] == [(True, taken)] * len(outcomes)
+    assert outcomes
+    assert len(waiting(world)) == (0 if full else 2)
+
+
+def test_nothing_is_said_of_a_delivery_behind_a_close() -> None:
+    """The link is gone then, and its deliveries with it."""
+    world = World()
+    assert posting(world, closed=True) == []
+    assert len(waiting(world)) == 2
+
+
+def test_what_is_not_settled_by_a_sender_that_has_detached_does_not_pile_up() -> None:
+    """The session's end forgets it, and so do closes and links to other nodes."""
+    world = World()
+    stranger = connected(world)
+    for number in range(50):
+        stranger.attach(0, node("$management" if number % 2 else "q"))
+        stranger.transfer(0, number, value_message(encode("x")))
+        stranger.say(frame(DETACH, [Uint(0), False]))
+    (session,) = stranger.server.sessions
+    assert not session.incoming
+    stranger.say(frame(END, []))
+    assert not stranger.server.suspended

@@ -21,9 +21,11 @@ from dtx.store.contract import StoreFull
 from tests.dtx.amqp.described import items_of
 from tests.dtx.broker.peer import Coordinator, Peer, World, condition_of, frame
 from tests.dtx.broker.strangers import (
+    BEGIN,
     CLOSE,
     DETACH,
     DISPOSITION,
+    END,
     TRANSFER,
     Stranger,
     closed_with,
@@ -83,10 +85,10 @@ def test_an_unsettled_message_that_can_not_be_routed_is_rejected_and_the_link_go
     stranger.attach(0, source=source(None, outcomes=Array([Symbol("amqp:rejected:list")])))
     stranger.told()
     stranger.transfer(0, 7, REFUSED["unknown"])
-    told = stranger.told()
-    (disposition,) = said(told, DISPOSITION)
+    answers = stranger.told()
+    (disposition,) = said(answers, DISPOSITION)
     assert disposition[4].descriptor == REJECTED
-    assert not said(told, DETACH)
+    assert not said(answers, DETACH)
 
 
 @pytest.mark.parametrize("target", [None, "full", "$management"])
@@ -99,9 +101,9 @@ def test_nothing_is_rejected_where_the_source_does_not_support_it(target: str | 
     stranger.attach(0, node(target), source(None, outcomes=Array([Symbol("amqp:accepted:list")])))
     stranger.told()
     stranger.transfer(0, 9, REFUSED["full"])
-    told = stranger.told()
-    assert not said(told, DISPOSITION)
-    (detach,) = said(told, DETACH)
+    answers = stranger.told()
+    assert not said(answers, DISPOSITION)
+    (detach,) = said(answers, DETACH)
     assert error_of(detach)[1][Symbol("delivery-tag")] == (9).to_bytes(4, "big")
 
 
@@ -182,24 +184,62 @@ class Slow(Stranger):
             self.heard += octets
 
 
+@pytest.mark.parametrize(("code", "fields"), [(CLOSE, []), (END, []), (DETACH, [Uint(0), True]), (DETACH, [Uint(0)])])
 @pytest.mark.parametrize("refused", [False, True])
-def test_a_close_is_answered_when_settled_messages_are_in_their_queues(world: World, *, refused: bool) -> None:
-    """2.4.3: a peer that has sent a close, and has its answer, knows that what it sent before was carried out."""
+def test_an_end_of_any_kind_is_answered_when_settled_messages_are_in_their_queues(
+    world: World, code: int, fields: list[Any], *, refused: bool
+) -> None:
+    """2.4.3, 2.5.5, 2.6.6: a peer that has sent a close, an end or a detach, and has its answer, knows that what it
+    sent before was carried out."""
     slow = Slow(world)
     slow.greet()
     slow.attach(0, node("q"))
     slow.transfer(0, 1, body(), settled=True)
     slow.told()
     world.fault = StoreFull("the disk is full") if refused else None
-    slow.say(frame(CLOSE, []))
+    slow.say(frame(code, fields))
     assert slow.told() == []
     assert not slow.server.closed
     while world.jobs:
         world.jobs.popleft()()
     slow.listen()
-    assert closed_with(slow.told()) == "without an error"
+    assert [said for _, said, _ in slow.told()] == [code]
     assert world.queue().available == (not refused)
-    assert slow.server.closed
+    assert slow.server.closed == (code == CLOSE)
+
+
+@pytest.mark.parametrize("what", ["link", "session"])
+def test_a_peer_that_does_not_wait_for_the_answer_goes_on(world: World, what: str) -> None:
+    """It attaches the link again, or begins a session on the same channel, while its settled message is on its way:
+    that is neither refused nor overtaken."""
+    slow = Slow(world)
+    slow.greet()
+    slow.attach(0, node("q"))
+    slow.transfer(0, 1, body(), settled=True)
+    slow.told()
+    if what == "link":
+        slow.say(frame(DETACH, [Uint(0), True]))
+        slow.attach(0, node("q"))
+        slow.transfer(0, 2, body(), settled=True)
+    else:
+        slow.say(frame(END, []))
+        slow.say(frame(BEGIN, [None, Uint(0), Uint(2048), Uint(2048)]))
+        slow.attach(0, node("q"))
+        slow.transfer(0, 0, body(), settled=True)
+
+    while world.jobs:
+        world.jobs.popleft()()
+    slow.say(frame(CLOSE, []))
+    while world.jobs:
+        world.jobs.popleft()()
+    slow.listen()
+    answers = slow.told()
+    assert [said for _, said, _ in answers if said in {DETACH, END, CLOSE}] == [
+        DETACH if what == "link" else END,
+        CLOSE,
+    ]
+    assert closed_with(answers) == "without an error"
+    assert world.queue().available == 2
 
 
 def test_a_close_behind_nothing_is_answered_at_once(world: World) -> None:
