@@ -180,7 +180,7 @@ class Operations:
         return steps
 
     @staticmethod
-    def excuse(messages: Sequence[Message], reason: str) -> Operation[bool]:
+    def excuse(messages: Sequence[Message] | None, reason: str) -> Operation[bool]:
         """Messages that a rollback of the branch is not to count as delivered in vain."""
 
         async def steps(links: MessageLinks, work: Work | None) -> bool:
@@ -190,8 +190,13 @@ class Operations:
             if reason:
                 notes[Symbol(RETRY_REASON)] = reason
             told = modify(failed=False, undeliverable=False, annotations=notes)
-            for message in messages:
-                _held(links, work, message).rolled_back = told
+            if messages is None:
+                links.check_work(work)
+                excused = [held for held in _branch_of(work).held.values() if not held.rolled_back]
+            else:
+                excused = [_held(links, work, message) for message in messages]
+            for held in excused:
+                held.rolled_back = told
             return True
 
         return steps
@@ -323,10 +328,11 @@ class Session:
         can do so is not told."""
         self.run(self.operations.explain(message, reason), later=True)
 
-    def excuse(self, messages: Sequence[Message], reason: str = "") -> bool:
+    def excuse(self, messages: Sequence[Message] | None, reason: str = "") -> bool:
         """Tells that received messages are not to be counted as delivered in vain, should their branch be rolled back,
-        until `explain` is called for one of them. Whoever gets one next finds among its `instructions` that it is to be
-        handled alone (`x-opt-retry-apart`), and the reason. False: the broker can't do that, and counts them."""
+        until `explain` is called for one of them. None: all of which nothing was said. Who gets one next finds among
+        its `instructions` that it is to be handled alone (`x-opt-retry-apart`), and the reason. False: the broker can't
+        do that, and counts them."""
         return self.run(self.operations.excuse(messages, reason), later=True)
 
     # -- in bulk
@@ -447,7 +453,7 @@ class AsyncSession:
     def explain(self, message: Message, reason: str) -> None:
         self._session.explain(message, reason)
 
-    def excuse(self, messages: Sequence[Message], reason: str = "") -> bool:
+    def excuse(self, messages: Sequence[Message] | None, reason: str = "") -> bool:
         return self._session.excuse(messages, reason)
 
     def modify(self, message: Message, *, failed: bool = True, undeliverable: bool = False) -> None:

@@ -79,9 +79,10 @@ class Session:
         """The annotations become properties of the same names, because OpenWire has none."""
         self._run(lambda work: work.dead_letter(message, address, annotations))
 
-    def excuse(self, messages: Sequence[Message], reason: str = "") -> bool:
-        """Tells that the received messages, all of them, are not to be counted as delivered in vain, should the branch
-        be rolled back before it is ended. False: it is counted if it is ended first, as by a commit."""
+    def excuse(self, messages: Sequence[Message] | None, reason: str = "") -> bool:
+        """Tells that the received messages, all of them whatever is named, are not to be counted as delivered in vain,
+        should the branch be rolled back before it is ended. False: it is counted if it is ended first, as by a
+        commit."""
         del messages, reason
         self._run(lambda work: work.excuse(excused=True))
         return False

@@ -14,7 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from tm.concurrency.transaction_lock import TransactionLock
-from tm.errors import ManagerUnusable, ProtocolMisuse, RolledBack, error_of
+from tm.errors import InheritedTransaction, ProtocolMisuse, RolledBack, error_of
+from tm.faults import is_excused
 from tm.outcome import Outcome, Reason, Verdict, named
 from tm.resources.enlistment import Enlistments, RollbackOnly
 from tm.two_phase.states import FINAL, GLOBAL, SUSPENDED, UNDECIDED, GlobalState, GlobalVerb
@@ -49,7 +50,7 @@ class _Inherited:
     """What stands for the manager of a transaction in a fork of its process: every use is refused."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise ManagerUnusable(INHERITED)
+        raise InheritedTransaction(INHERITED)
 
 
 INHERITED_MANAGER: Final[Any] = _Inherited()
@@ -94,6 +95,7 @@ class GlobalTransaction:
         "_decider",
         "_left",
         "_reasons",
+        "_tells_what_counts",
         "after",
         "before",
         "began_at",
@@ -151,6 +153,8 @@ class GlobalTransaction:
 
         # of a consumer
         self.waits = waits
+        self._tells_what_counts = not waits
+        """Whether a rollback tells the brokers that it counts for no message; a consumer tells that itself."""
         self.lent: Lent | None = None
         """While a handler of a consumer has it: what is said to a call that would complete it."""
         self.leaves = ""
@@ -299,6 +303,7 @@ class GlobalTransaction:
         if self._decider is not None:
             self._enlist_decider()
         if self.state is _MARKED:
+            self._excuse(None)
             return self._begin_rollback(*self._reasons)
         ports = self.manager.executor.ports
         leaves = "" if self.after else self.leaves
@@ -310,12 +315,20 @@ class GlobalTransaction:
         commit = self._commit = self.enlisted.two_phase_commit(self.manager.executor.ports, self.state)
         return commit, commit.rollback(*reasons)
 
-    def begin_wanted_rollback(self) -> Steps | None:
-        """Begins to roll back; None: that is done already."""
+    def begin_wanted_rollback(self, error: BaseException | None = None) -> Steps | None:
+        """Begins to roll back; None: that is done already. `error`: what it is rolled back for."""
         if self.expired and self.state is GlobalState.ROLLED_BACK:
             return None
         self.check_active("roll back", marked=True, suspended=True)
+        if error is not None or self._reasons:
+            self._excuse(error)
         return self._begin_rollback(*self._reasons)
+
+    def _excuse(self, error: BaseException | None) -> None:
+        """What was received is not counted as delivered in vain, where a resource was down or another transaction in
+        the way: a message that comes back because of that is not to become a dead letter."""
+        if self._tells_what_counts and is_excused(error, self._reasons):
+            self.enlisted.excuse()
 
     def expire(self, now: float) -> bool:
         """For the reaper: rolls back if the deadline has passed and nothing is prepared. Waits for answers that were

@@ -230,6 +230,10 @@ class Transaction:
     def rollback(self) -> None:
         """Rolls back, whether suspended or not; returns when that is done. Raises only if a resource has committed on
         its own. A transaction that was rolled back already because it took too long is as asked."""
+        self._roll_back(sys.exception())
+
+    def _roll_back(self, error: BaseException | None) -> None:
+        """Rolls back, for this error, which is being handled."""
         live = self._live
         if live.lent is not None and live.lent is not Lent.FAILED:
             self._refuse_to_borrower("rollback")
@@ -238,7 +242,7 @@ class Transaction:
         try:
             signals.begin()
             live.calls_after = True
-            manager.executor.run(live, live.guard, live.begin_wanted_rollback)
+            manager.executor.run(live, live.guard, partial(live.begin_wanted_rollback, error))
         finally:
             self._leave(signals)
         live.raise_outcome(asked_for=Verdict.ROLLED_BACK)
@@ -257,7 +261,7 @@ class Transaction:
         if self._live.lent is not None and self._live.lent is not Lent.FAILED:
             self._refuse_to_borrower("rollback")
         try:
-            await finish_in_thread(self.rollback)
+            await finish_in_thread(partial(self._roll_back, sys.exception()))
         finally:
             self._live.manager.detach(self._live)
 

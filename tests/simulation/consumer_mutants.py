@@ -7,9 +7,10 @@ from typing import Any
 
 from tests.simulation.consumers import Mutant
 from tm.consumer.failures import reason_from
-from tm.consumer.history import Fault, History, fault_of
+from tm.consumer.history import History
 from tm.consumer.job import Attempt, Job
 from tm.consumer.worker import Worker
+from tm.faults import Fault, fault_of
 
 
 class JudgedByTheFirst(Worker):

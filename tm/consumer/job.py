@@ -15,18 +15,16 @@ from tm.consumer.history import (
     QUEUE,
     REASON,
     UNTOLD,
-    Fault,
     History,
-    fault_of,
     first_failure_ms,
     forget_wait,
-    is_broken,
     is_final,
     is_new,
     reason_of,
     retries_of,
 )
 from tm.consumer.statistics import DEAD_LETTERED, RETURNED, outcome_of
+from tm.faults import Fault, fault_of, is_broken
 from tm.recording import Received
 from tm.throttle import WarningThrottle
 from xa.telemetry.log_lines import about

@@ -23,7 +23,7 @@ from __future__ import annotations
 from random import random
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tm.consumer.history import Fault, fault_of
+from tm.faults import Fault, fault_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

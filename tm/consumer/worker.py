@@ -21,11 +21,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tm.consumer.failures import reason_from
-from tm.consumer.history import Fault
 from tm.consumer.job import COUNTED, Attempt
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
 from tm.errors import ProtocolMisuse, TransactionError
+from tm.faults import Fault
 from tm.global_transaction import Lent
 from tm.outcome import Verdict
 from tm.transaction import live_of

@@ -249,6 +249,20 @@ class Enlistments:
             if enlistment.state is _T2 and not enlistment.resource.dynamic:
                 self.enlist(enlistment.resource)
 
+    def excuse(self) -> None:
+        """Tells the resource managers of messages that a rollback counts for none that was received here, where they
+        have that. It changes nothing else, so that a failure is not reported."""
+        for enlistment in self._by_name.values():
+            if enlistment.state is not _T1:
+                continue
+            with suppress(Exception):  # the resource may be what is down
+                session = enlistment.session
+                if enlistment.resource.dynamic:
+                    session = _session(enlistment.resource, enlistment.branch)
+                excuse = getattr(session, "excuse", None)
+                if excuse is not None:
+                    excuse(None)
+
     def forget_sessions(self) -> None:
         """The native interfaces can't be used any more, because the work is over."""
         for enlistment in self._by_name.values():

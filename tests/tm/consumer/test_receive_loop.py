@@ -27,9 +27,10 @@ from tm import (
     RolledBack,
 )
 from tm.consumer.failures import Failures
-from tm.consumer.history import Fault, History, fault_of, is_broken, is_final
+from tm.consumer.history import History, is_final
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.settings import ConsumerOptions
+from tm.faults import Fault, fault_of, is_broken
 from tm.outcome import Outcome, Reason, Verdict
 from xa import Code, xa_error
 from xa.coroutines import suspension
@@ -271,6 +272,9 @@ def during(error: Exception, handled: Exception) -> Exception:
         (refused("the application asked for it", Code.XA_RBTRANSIENT), Fault.CONFLICT),
         (pymysql.err.OperationalError(1205, "Lock wait timeout exceeded"), Fault.CONFLICT),
         (LOST, Fault.OUTAGE),
+        (pymysql.err.OperationalError(1040, "Too many connections"), Fault.OUTAGE),
+        (pymysql.err.OperationalError(1290, "running with the --read-only option"), Fault.OUTAGE),
+        (pymysql.err.OperationalError(1399, "XAER_RMFAIL: in the ACTIVE state"), Fault.MESSAGE),
         (errors.OperationalError("the server closed the connection unexpectedly"), Fault.OUTAGE),
         (pymysql.err.OperationalError(2013, "Lost connection"), Fault.OUTAGE),
         (xa_error(Code.XAER_RMFAIL, "away"), Fault.OUTAGE),
