@@ -70,6 +70,11 @@ def _because(outcome: Outcome) -> str:
     return "; ".join(str(reason) for reason in outcome.reasons)
 
 
+class InheritedTransaction(ManagerUnusable, OutcomeUnknown):
+    """This process is a fork of the one that has the transaction: what becomes of it is not known here. Don't do its
+    work again because of this error."""
+
+
 _SAFE: Final = "Nothing was written, consumed or sent. It is safe to try again."
 _LOOK: Final = "The transaction manager has committed nothing. Correct the code before you try again."
 """A program that has ended a branch itself may have committed a part of it, which its resource manager says."""
@@ -132,8 +137,22 @@ def _unknown(outcome: Outcome, what: str, because: str) -> str:
 def is_transient(error: BaseException) -> bool:
     """Whether the same work may succeed in a new transaction, as `error`, or what it was made from, says. A manager
     says so with RolledBack. A database says it already when a statement fails: a serialization failure, a deadlock, a
-    lock that could not be acquired in time (`xa.sql.errors`)."""
+    lock that could not be acquired in time (`xa.sql.errors`). Work that has ended its branch itself is not done again:
+    a part of it may be committed."""
+    if is_misused(error):
+        return False
     return any(isinstance(one, RolledBack | BranchRolledBack) or kind_of(one) in IN_THE_WAY for one in _chain(error))
+
+
+def is_misused(error: BaseException) -> bool:
+    """Whether a transaction was rolled back because its own work has ended a branch, or has done else what only the
+    transaction manager may: then a part of the work may be committed, and the program has to be corrected."""
+    return any(
+        isinstance(one, RolledBack)
+        and one.outcome is not None
+        and any(_was_misused(reason) for reason in one.outcome.reasons)
+        for one in _chain(error)
+    )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

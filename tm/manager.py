@@ -430,13 +430,14 @@ class Manager(Generic[Tx_co]):
     def resume(self, transaction: Transaction) -> None:
         """Makes a suspended transaction the current one of the calling context, in this thread or another. RolledBack:
         a resource could not be resumed; the transaction is the current one, and rollback-only."""
+        live = live_of(transaction)
+        uninterrupted = live.manager.uninterrupted  # first, as a fork of its process hears that it is one
         current = self.current_or_none()
         if current is not None:
             raise ProtocolMisuse(f"transaction {current} is active in this context: suspend it first")
 
-        live = live_of(transaction)
         try:
-            live.manager.uninterrupted.run(live, live.resume)
+            uninterrupted.run(live, live.resume)
         finally:
             if not live.suspended:
                 outer = self._current.get(None)

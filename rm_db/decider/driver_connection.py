@@ -26,6 +26,8 @@ _RESERVED: Final = frozenset(
 """What may end the transaction, or leave it: DB-API 2.0, and methods of drivers."""
 _STATEMENTS: Final = frozenset({"execute", "executemany", "query"})
 """What carries out the statement that is its first argument."""
+_ROWS: Final = frozenset({"fetchone", "fetchmany", "fetchall"})
+"""What reads the rows of a statement."""
 _OWN: Final = frozenset({"_driver", "_facade"})
 
 
@@ -76,6 +78,10 @@ class DriverConnection:
     def _refuse(self, what: str) -> NoReturn:
         self._facade.refuse(what)
 
+    def check_process(self) -> None:
+        """XAER_PROTO in a fork of the process that has the transaction, from whose connection rows are read."""
+        self._facade.check_process()
+
 
 class DriverCursor:
     """A cursor of a driver's connection in the middle of a branch."""
@@ -88,6 +94,8 @@ class DriverCursor:
         connection = self.connection
         if name == "executescript":
             return getattr(connection, name)
+        if name in _ROWS:
+            connection.check_process()
         value = getattr(self._cursor, name)
         return connection._admitted(value) if name in _STATEMENTS else value  # noqa: SLF001 — its own cursor
 
@@ -95,9 +103,10 @@ class DriverCursor:
         setattr(self._cursor, name, value)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._cursor)
+        return self
 
     def __next__(self) -> Any:
+        self.connection.check_process()
         return next(self._cursor)
 
     def __enter__(self) -> Self:

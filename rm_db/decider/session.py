@@ -9,7 +9,7 @@ from sqlalchemy import event
 
 from rm_db.decider.driver_connection import LentConnection
 from rm_db.sessions.connection import BranchConnection
-from rm_db.sessions.errors import no_asyncio_error
+from rm_db.sessions.errors import forked_error, no_asyncio_error
 from rm_db.statements import DEFINES, ENDS, classify
 from xa.sql import mariadb
 
@@ -70,6 +70,11 @@ class SqlBranchConnection(BranchConnection):
             self.admit(statement)
             yield
 
+    def check_process(self) -> None:
+        """XAER_PROTO in a fork of the process that has the transaction."""
+        if self._session.is_forked:
+            raise forked_error(self._session.xid)
+
     def admit(self, statement: str) -> None:
         """Refuses a statement that would end the transaction, and notes its other effects (`rm_db.statements`)."""
         effects = classify(statement)
@@ -87,6 +92,10 @@ class SqlSession:
         self.xid = work.xid
         self.is_over = False
         self.facade = SqlBranchConnection(self, engine, connection)
+
+    @property
+    def is_forked(self) -> bool:
+        return self.work.is_forked
 
     def set_rollback_only(self, why: str) -> None:
         self.work.rollback_only = self.work.rollback_only or why

@@ -79,11 +79,16 @@ class SqlTransaction(SessionUnit):
     def _new_session(self) -> SqlSession:
         return SqlSession(self, self._engine, self._open.connection.dbapi_connection)
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the one that has it."""
+        return os.getpid() != self._pid
+
     @contextmanager
     def statement(self, session: SqlSession) -> Iterator[None]:
         """Around a statement of the session, or several that belong together. It waits for another thread's statement,
         except on the thread of an event loop, where it is refused. So it is in a fork of the process."""
-        if os.getpid() != self._pid:
+        if self.is_forked:
             raise forked_error(self.xid)
         if not self._lock.acquire(blocking=not on_event_loop()):
             raise busy_error(self.xid)

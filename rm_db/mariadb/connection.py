@@ -20,13 +20,14 @@ import time
 from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import pymysql
 from pymysql.constants import COMMAND
 
 from rm_db.server.connection import ServerConnection
 from rm_db.server.steps import ConnectionLost, Failure, Wait
+from rm_db.sessions.errors import forked_error
 from xa.fork import belongs_to_this_process
 from xa.sql.errors import MARIADB, ErrorKind
 from xa.sql.pymysql_connection import UNREADABLE
@@ -76,6 +77,11 @@ class Result(NamedTuple):
     rows: tuple[tuple[Any, ...], ...]
     failure: Failure | None
     columns: int = 0
+
+
+def _read_in_fork() -> NoReturn:
+    """What PyMySQL calls for the next row of a stream."""
+    raise forked_error(None)
 
 
 class MariaConnection(ServerConnection):
@@ -204,6 +210,7 @@ class MariaConnection(ServerConnection):
         result = self.driver._result
         if result is not None:
             result.unbuffered_active = result.has_next = False
+            result._read_rowdata_packet_unbuffered = _read_in_fork  # otherwise the rows would seem to end here
 
     def break_off(self) -> None:
         with suppress(OSError), socket.socket(fileno=os.dup(self._socket.fileno())) as duplicate:

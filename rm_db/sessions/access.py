@@ -50,6 +50,10 @@ class BranchAccess(Generic[C]):
     def is_over(self) -> bool:
         return self._over
 
+    @property
+    def is_forked(self) -> bool:
+        return os.getpid() != self._pid
+
     def expire(self) -> None:
         """The association has ended."""
         self._over = True
@@ -65,7 +69,7 @@ class BranchAccess(Generic[C]):
     def enter(self) -> C:
         """Takes the connection for one operation of the driver."""
         connection = self.work.connection
-        if os.getpid() != self._pid:
+        if self.is_forked:
             raise forked_error(self.work.xid)
         if self._over or connection is None:
             raise expired_error(self.work.xid)

@@ -41,6 +41,11 @@ class ConnectionAccess(Protocol):
         """Whether the association has ended."""
         ...
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the one that has it."""
+        ...
+
     def set_rollback_only(self, why: str) -> None:
         """Makes the branch rollback-only."""
         ...

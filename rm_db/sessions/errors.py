@@ -52,12 +52,12 @@ def expired_error(xid: Xid) -> XaError:
     )
 
 
-def forked_error(xid: Xid) -> XaError:
+def forked_error(xid: Xid | None) -> XaError:
     """The session is used in a fork of the process that has its transaction."""
     return xa_error(
         Code.XAER_PROTO,
-        "this process is a fork of the one that has this transaction, whose connection it would write into: open a "
-        "transaction manager in this process",
+        "this process is a fork of the one that has this transaction: only that process works with its connection, and "
+        "what becomes of the transaction is not known here. Open a transaction manager in this process",
         xid,
     )
 
@@ -88,6 +88,8 @@ def settled_error(xid: Xid) -> XaError:
 def refuse(what: str, access: ConnectionAccess) -> NoReturn:
     """`what` is the transaction manager's. The branch becomes rollback-only, because an application that hides the
     error goes on as if it had been done."""
+    if access.is_forked:
+        raise forked_error(access.xid)
     if access.is_over:
         raise expired_error(access.xid)
     access.set_rollback_only(f"{what} was refused, which is the transaction manager's")

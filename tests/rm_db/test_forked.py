@@ -4,19 +4,24 @@ bound to, and those in the middle of a reply.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from rm_db.sessions.statement_lock import StatementLock
 from tests.rm_db.harness import MariaHarness, PostgresHarness
 from xa import XaMisuse
 from xabridge.testing.contract.client import new_xid
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NUMBERS: Final = {
     "postgres": "SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) n",
@@ -92,6 +97,90 @@ def test_the_parent_goes_on(request: pytest.FixtureRequest, kind: str) -> None:
     assert set(harness.committed()) == {"parent before", "prepared across", "parent across", "child", "parent after"}
     assert harness.leaks() == []
     harness.close()
+
+
+INHERITED: Final = """
+import json, os, sys
+from sqlalchemy import text
+from tm import ResourceConfig, TransactionManager
+
+kind, url, folder = sys.argv[1:]
+log, shop = (None, ResourceConfig(url, "decider")) if kind == "sqlite" else (f"file://{folder}/log", url)
+tm = TransactionManager("api-1", log, {"shop": shop})
+tx = tm.begin()
+shop = tx["shop"]
+for number in range(3):
+    shop.execute(text(f"INSERT INTO work VALUES ('{number}')"))
+raw = shop.connection.dbapi_connection
+cursor = raw.cursor()
+cursor.execute("SELECT * FROM work")
+nested = shop.begin_nested()
+rows = shop.execute(text("SELECT * FROM work").execution_options(stream_results=True))
+one = text("SELECT 1")
+
+uses = {
+    "execute": lambda: shop.execute(one), "scalar": lambda: shop.scalar(one), "scalars": lambda: shop.scalars(one),
+    "text": lambda: shop.exec_driver_sql("SELECT 1"), "commit": shop.commit, "rollback": shop.rollback,
+    "close": shop.close, "begin": shop.begin, "nested": shop.begin_nested,
+    "autocommit": lambda: shop.execution_options(isolation_level="AUTOCOMMIT"),
+    "orm": lambda: shop.orm.execute(one), "orm commit": shop.orm.commit, "orm rollback": shop.orm.rollback,
+    "driver": lambda: raw.cursor().execute("SELECT 1"), "driver commit": raw.commit,
+    "cursor": lambda: cursor.execute("SELECT 1"), "enlist": lambda: tx.enlist("shop"), "tx commit": tx.commit,
+    "tx rollback": tx.rollback, "resume": lambda: tm.resume(tx), "suspend": tm.suspend, "begin tx": tm.begin,
+}
+if kind == "sqlite":
+    uses |= {"one": lambda: cursor.fetchone(), "next": lambda: next(iter(cursor)), "many": lambda: cursor.fetchmany(2)}
+else:
+    uses |= {"stream": lambda: rows.fetchall()}
+uses["savepoint"] = nested.commit
+reads, writes = os.pipe()
+if os.fork() == 0:
+    said = {}
+    for what, use in uses.items():
+        try:
+            said[what] = f"done: {use()!r}"
+        except Exception as error:
+            said[what] = f"{type(error).__name__}: {error}"
+    os.write(writes, json.dumps(said).encode())
+    os._exit(0)
+os.wait()
+assert len(rows.fetchall()) == 3
+nested.commit()
+tx.commit()
+tm.close()
+print(os.read(reads, 1 << 16).decode())
+"""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", *NUMBERS])
+def test_whatever_a_child_does_with_what_it_inherited_it_hears_that_it_is_a_fork(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """And that nothing is known of the transaction, with which its parent goes on."""
+    if kind == "sqlite":
+        url = f"sqlite:///{tmp_path / 'shop.db'}"
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE work (name varchar(20))"))
+        engine.dispose()
+    else:
+        server: Any = request.getfixturevalue(kind)
+        database = server.create_database(*(["mariadb"] if kind == "mariadb" else []))
+        harness: PostgresHarness | MariaHarness = (PostgresHarness if kind == "postgres" else MariaHarness)(
+            server, database
+        )
+        request.addfinalizer(harness.close)
+        url = harness.open_string
+
+    done = subprocess.run(
+        [sys.executable, "-c", INHERITED, kind, url, str(tmp_path)],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert {what: words for what, words in said.items() if "this process is a fork of the one" not in words} == {}
+    unknown = {what for what, words in said.items() if "not known here" in words}
+    assert said.keys() - unknown == {"begin tx"}, "a new transaction is nothing of the parent's"
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have() -> None:
