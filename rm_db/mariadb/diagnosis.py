@@ -103,7 +103,8 @@ def _listing(connection: Driver, facts: Facts) -> Check:
         mend = "GRANT XA_RECOVER_ADMIN ON *.* to the user: prepared branches could not be found again"
         return Check(Health.FAIL, "XA RECOVER", str(failure_of(error)), mend)
     kept = "belongs to no session" if facts.detaches else KEPT
-    return Check(Health.OK, "XA RECOVER", f"{prepared} branches are prepared in the server; a prepared branch {kept}")
+    found = "1 branch is prepared" if prepared == 1 else f"{prepared} branches are prepared"
+    return Check(Health.OK, "XA RECOVER", f"{found} in the server; a prepared branch {kept}")
 
 
 def _rows(connection: Driver, statement: str) -> list[Any]:

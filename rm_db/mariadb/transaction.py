@@ -51,11 +51,21 @@ ROLLED_BACK: Final[dict[int, Code]] = {
     1399: Code.XA_RBPROTO,  # the session is not in this branch
     1397: Code.XA_RBPROTO,
     1400: Code.XA_RBPROTO,
+    1402: Code.XA_RBROLLBACK,
 }
-"""The number of an error → why the work was rolled back. What is missing is XA_RBOTHER, a lost connection
-XA_RBCOMMFAIL."""
+"""The number of an error → why the work was rolled back. What is missing is of its kind (ROLLED_BACK_BY_KIND), else
+XA_RBOTHER; a lost connection is XA_RBCOMMFAIL."""
+
+ROLLED_BACK_BY_KIND: Final = dict.fromkeys(
+    (ErrorKind.EXHAUSTED, ErrorKind.FULL, ErrorKind.UNAVAILABLE), Code.XA_RBTRANSIENT
+)
+"""The state of the server, and not of the work."""
 
 _DUPLICATE: Final = 1440
+_NOT_IDLE: Final = frozenset({1397, 1399, 1400})
+"""XA START is refused because of what the session is in the middle of. The next attempt has another session."""
+_AGAIN: Final = IN_THE_WAY | {ErrorKind.CANCELLED, *ROLLED_BACK_BY_KIND}
+"""The errors at XA START after which the same may succeed a moment later."""
 _WRONG_STATE: Final = 1399
 _ROLLBACK_ONLY: Final = "ROLLBACK ONLY"
 """The state in the words of _WRONG_STATE, in every language, when the server has rolled the branch back itself."""
@@ -96,7 +106,7 @@ class MariaTransaction(ServerTransaction[MariaConnection]):
         refused = results[-1].failure
         if refused is not None:
             code = Code.XAER_DUPID if refused.number == _DUPLICATE else Code.XAER_RMERR
-            if ROLLED_BACK.get(refused.number) in {Code.XA_RBTIMEOUT, Code.XA_RBTRANSIENT}:
+            if refused.number in _NOT_IDLE or MARIADB.get(refused.number) in _AGAIN:
                 code = Code.XA_RETRY
             raise xa_error(code, f"XA START: {refused}", self.xid)
 
@@ -239,7 +249,9 @@ class MariaTransaction(ServerTransaction[MariaConnection]):
     def _rolled_back(self, failure: Failure) -> XaError:
         if failure.number == _WRONG_STATE and _ROLLBACK_ONLY in failure.message:
             return xa_error(Code.XA_RBDEADLOCK, f"{_GIVEN_UP} ({failure})", self.xid)
-        lost = not failure.number or MARIADB.get(failure.number) is ErrorKind.LOST
-        code = Code.XA_RBCOMMFAIL if lost else ROLLED_BACK.get(failure.number, Code.XA_RBOTHER)
+        kind = MARIADB.get(failure.number, ErrorKind.REFUSED)
+        code = ROLLED_BACK.get(failure.number) or ROLLED_BACK_BY_KIND.get(kind, Code.XA_RBOTHER)
+        if not failure.number or kind is ErrorKind.LOST:
+            code = Code.XA_RBCOMMFAIL
         hint = _HINTS.get(failure.number)
         return xa_error(code, f"{failure} ({hint})" if hint else str(failure), self.xid)

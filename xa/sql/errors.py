@@ -92,6 +92,12 @@ MARIADB: Final[dict[int, ErrorKind]] = _kinds(
     ((1213,), ErrorKind.DEADLOCK),
     ((1020,), ErrorKind.SERIALIZATION),  # the record was changed since the snapshot
     ((1205,), ErrorKind.LOCKED),  # lock wait timeout
+    ((1317, 1969, 3024), ErrorKind.CANCELLED),  # interrupted; max_statement_time, max_execution_time
+    ((1037, 1038, 1040, 1041, 1135, 1203, 1226), ErrorKind.EXHAUSTED),  # memory, threads, connections, limits of a user
+    ((1021, 1114), ErrorKind.FULL),  # the disk; a table
+    ((1290, 1836), ErrorKind.UNAVAILABLE),  # it is read-only: a replica, or an operator has made it so
+    ((1022, 1048, 1062, 1169, 1216, 1217, 1264, 1292, 1366, 1406, 1451, 1452, 3819, 4025), ErrorKind.INVALID),
+    ((1044, 1045, 1049, 1054, 1064, 1142, 1143, 1146, 1227, 1305, 1370), ErrorKind.DENIED),
     ((1053, 1077, 1079, 1080, 1153, 1927, 3169, 4031), ErrorKind.LOST),  # the server ended it, or is shut down
     (range(1156, 1162), ErrorKind.LOST),  # errors of the network
     (range(2000, 3000), ErrorKind.LOST),  # errors that the client itself reports

@@ -189,7 +189,7 @@ def test_the_doctor_finds_nothing(client: Client, harness: MariaHarness) -> None
     found = client.rm.diagnose(harness.open_string)  # type: ignore[attr-defined]
     assert [check.health for check in found.checks] == [Health.OK, Health.OK]
     assert "MariaDB 10" in found.checks[0].found
-    assert "1 branches are prepared" in found.checks[1].found
+    assert "1 branch is prepared" in found.checks[1].found
     assert abs(found.clock_ahead_s) < 60
     client.rollback(xid)
     (kept,) = (check.found for check in found.checks if check.subject == "XA RECOVER")
