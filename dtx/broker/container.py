@@ -168,6 +168,16 @@ class Container:
         """Opens the store and restores everything that it holds. StoreDamaged: it holds what no broker wrote, so that
         someone has changed it; nothing of it may be left out in silence."""
         try:
+            self._restore()
+        except BaseException:
+            self.resource.store.close()  # or nobody could open it as long as this process lives
+            raise
+        self.resource.make_configured()
+        self._note_rates()
+        self.resource.settle()
+
+    def _restore(self) -> None:
+        try:
             restored = self.resource.open()
             self.registry.restore(restored)
             self.fences.restore(restored)
@@ -175,10 +185,9 @@ class Container:
             self.accounts.restore(restored)
         except _UNREADABLE as error:
             why = printable(f"{type(error).__name__}: {error}", 200)
-            raise StoreDamaged(f"a row of the store is damaged ({why}); restore the store from a copy") from None
-        self.resource.make_configured()
-        self._note_rates()
-        self.resource.settle()
+            raise StoreDamaged(
+                f"a row of the store is damaged ({why}); restore the store from a copy. `xabridge check` says more"
+            ) from None
 
     def _note_rates(self) -> None:
         """Now and then: how much has come and gone, for the rates that management tells."""

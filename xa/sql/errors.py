@@ -80,6 +80,8 @@ SQLITE: Final[dict[int, ErrorKind]] = {
 }
 """SQLite's primary result code → its kind. What is missing is REFUSED."""
 
+_NO_TEXT: Final = "Could not decode to UTF-8"
+"""What the module says, without a code, of text in a file that is none."""
 _PRIMARY: Final = 0xFF
 """The bits of a result code of SQLite that are its primary one; the others say more about it."""
 
@@ -117,6 +119,8 @@ def kind_of(error: BaseException) -> ErrorKind:
     if code is not None:
         return SQLITE.get(code & _PRIMARY, ErrorKind.REFUSED)
     if isinstance(original, sqlite3.Error):
+        if _NO_TEXT in str(original):
+            return ErrorKind.DAMAGED
         no_code = isinstance(original, sqlite3.OperationalError | sqlite3.InterfaceError)
         return ErrorKind.UNTOLD if no_code else ErrorKind.REFUSED  # the module refused it before SQLite saw it
 

@@ -57,6 +57,10 @@ def _write_ahead(connection: sqlite3.Connection, wait_s: float) -> str:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                 raise
             time.sleep(_PAUSE_S)
+        except UnicodeDecodeError:  # it quotes what it has found in the file
+            damaged = sqlite3.DatabaseError("database disk image is malformed: its schema is no text")
+            damaged.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise damaged from None
         else:
             return str(mode).lower()
 

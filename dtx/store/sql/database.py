@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from dtx.store.contract import StoreBusy, StoreError, StoreFull, StoreRefused
+from dtx.store.contract import StoreAway, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreLocked, StoreRefused
 from xa.open_string import shown
 from xa.sql.errors import ErrorKind, kind_of
 from xa.sql.url import database_url
@@ -201,6 +201,25 @@ def not_stored(error: Exception) -> NotStored | None:
         return None
     refusal, words = found
     return refusal(f"{words}: {error}")
+
+
+AWAY: Final = frozenset({ErrorKind.LOST, ErrorKind.UNTOLD, ErrorKind.UNAVAILABLE, ErrorKind.EXHAUSTED})
+"""So a server can't be opened that may be there again later. (psycopg notes no code where it gets no connection, also
+where a password is wrong.)"""
+
+
+def opening_error(error: Exception) -> StoreError:
+    """What an error means that the database gave while a store was opened."""
+    original = getattr(error, "orig", error)
+    if kind_of(error) is ErrorKind.LOCKED:
+        return StoreLocked(f"the store is in use: {original}")
+    if kind_of(error) is ErrorKind.DAMAGED:
+        return StoreDamaged(
+            f"the store is not a database of xabridge, or damaged: {original}. `xabridge check` says which tables are; "
+            "restore it from a copy"
+        )
+    refused = StoreAway if kind_of(error) in AWAY else StoreError
+    return refused(f"the store can't be opened: {original}")
 
 
 def close_all(connections: Sequence[Connection]) -> None:

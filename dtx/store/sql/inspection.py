@@ -15,11 +15,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from dtx.store.contract import CHUNK, PENDING, StoreDamaged, StoreError
 from dtx.store.sql.backup import COPY
 from dtx.store.sql.database import store_url
-from dtx.store.sql.tables import BRANCH, CHUNKS, MESSAGE, META, PAYLOAD, QUEUE, RECORD, WORK, check_version
+from dtx.store.sql.tables import BRANCH, CHUNKS, MESSAGE, META, METADATA, PAYLOAD, QUEUE, RECORD, WORK, check_version
 from xa import Code, Xid
 from xa.open_string import shown
 from xa.printable import printable
 from xa.sql import postgres, sqlite
+from xa.sql.errors import ErrorKind, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,15 +69,26 @@ class StoreImage:
 def look_at_store(url: str) -> StoreImage:
     """The store at `url`. StoreError: there is none, or it can't be read."""
     try:
-        with _engine(url) as engine, engine.connect() as connection:
-            if not check_version(connection):
-                raise StoreError(f"there is no store in {shown(url)}")
-            return _image(connection)
+        with _engine(url) as engine:
+            return _looked_at(engine, url)
     except (LookupError, OverflowError, TypeError, ValueError) as error:
         why = printable(f"{type(error).__name__}: {error}", 200)
         raise StoreDamaged(f"the store {shown(url)}: a row is damaged ({why}); take another copy") from error
     except SQLAlchemyError as error:
         raise StoreError(f"the store {shown(url)} can't be read: {getattr(error, 'orig', error)}") from None
+
+
+def _looked_at(engine: Engine, url: str) -> StoreImage:
+    try:
+        with engine.connect() as connection:
+            if not check_version(connection):
+                raise StoreError(f"there is no store in {shown(url)}")
+            return _image(connection)
+    except SQLAlchemyError as error:
+        if kind_of(error) is not ErrorKind.DAMAGED:
+            raise
+        why = f"the store {shown(url)} can't be read: {getattr(error, 'orig', error)}"
+        raise StoreDamaged(f"{why}; {_damaged(engine)}") from None
 
 
 @contextmanager
@@ -143,12 +155,28 @@ def _branches(connection: Connection) -> Iterator[BranchImage]:
         )
 
 
+def _damaged(engine: Engine) -> str:
+    """Which tables of a file are damaged, in words."""
+    damaged = [table.name for table in METADATA.sorted_tables if not _is_whole(engine, table.name)]
+    if not damaged:
+        return "the file is damaged, in no table that is known"
+    return f"the file is damaged in {'the table' if len(damaged) == 1 else 'the tables'} {', '.join(damaged)}"
+
+
+def _is_whole(engine: Engine, table: str) -> bool:
+    try:
+        with engine.connect() as connection:
+            return connection.execute(text(f"PRAGMA quick_check({table})")).scalars().all() == ["ok"]
+    except SQLAlchemyError:
+        return False
+
+
 def _faults(connection: Connection) -> Iterator[str]:
     """What a store that a broker has written never has."""
     if connection.dialect.name == "sqlite":
-        result = connection.execute(text("PRAGMA quick_check")).scalar_one()
-        if result != "ok":
-            yield f"the file is damaged: {result}"
+        found = connection.execute(text("PRAGMA quick_check(1)")).scalars().all()
+        if found != ["ok"]:
+            yield f"{_damaged(connection.engine)}: {printable(found[0], 200)}"
             return
 
     def count(condition: Any, *of: Any) -> int:

@@ -18,6 +18,7 @@ from dtx.store.contract import (
     StoredQueue,
     StoredRecord,
 )
+from dtx.store.sql.database import OPENING_FAILURES, opening_error
 from dtx.store.sql.tables import BRANCH, FENCE, MESSAGE, QUEUE, RECORD, WORK
 from xa import Code, Xid
 
@@ -73,10 +74,13 @@ class RestoredFromSql:
     def messages(self) -> Iterator[StoredMessage]:
         standing = select(MESSAGE).where(MESSAGE.c.position != literal_column(str(PENDING)))
         standing = standing.order_by(MESSAGE.c.queue, MESSAGE.c.position)
-        if self._connection.dialect.name == "sqlite":  # SQLAlchemy's own rows would take a tenth of the start
-            cursor = self._connection.connection.cursor()
-            cursor.execute(str(standing.compile(dialect=self._connection.dialect)))
-            fetched: Iterable[Sequence[Any]] = iter(partial(cursor.fetchmany, FETCHED), [])
-        else:
-            fetched = self._connection.execution_options(stream_results=True).execute(standing).partitions(FETCHED)
-        return map(_message, repeat(StoredMessage), chain.from_iterable(fetched))
+        try:
+            if self._connection.dialect.name == "sqlite":  # SQLAlchemy's own rows would take a tenth of the start
+                cursor = self._connection.connection.cursor()
+                cursor.execute(str(standing.compile(dialect=self._connection.dialect)))
+                fetched: Iterable[Sequence[Any]] = iter(partial(cursor.fetchmany, FETCHED), [])
+            else:
+                fetched = self._connection.execution_options(stream_results=True).execute(standing).partitions(FETCHED)
+            yield from map(_message, repeat(StoredMessage), chain.from_iterable(fetched))
+        except OPENING_FAILURES as error:
+            raise opening_error(error) from None

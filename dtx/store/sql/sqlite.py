@@ -175,6 +175,7 @@ class SqliteDatabase:
         if sqlite.is_in_memory(url):
             raise StoreError("a store in SQLite needs a file: sqlite:///path")
         path = Path(str(url.database)).absolute()
+        self._lock = -1
         try:
             _make_folder(path.parent)
             self._lock = _locked(path.with_name(path.name + ".lock"))
@@ -186,6 +187,8 @@ class SqliteDatabase:
             if created:
                 force(path.parent)
         except OSError as error:
+            if self._lock >= 0:  # or nobody could open it as long as this process lives
+                os.close(self._lock)
             raise StoreError(f"the store {path} can't be opened: {error}") from error
 
         self._engine = create_engine(
@@ -211,7 +214,9 @@ class SqliteDatabase:
         return self._connections[-1]
 
     def take(self, writer: Connection) -> None:
-        """The lock file is the holder's until its process ends."""
+        """The lock file is the holder's until its process ends. The transaction is begun here, so that all of an
+        opening is done, or nothing: the driver begins none."""
+        writer.exec_driver_sql("BEGIN IMMEDIATE")
 
     def taken(self, writer: Connection, epoch: int) -> None:
         pass

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import delete, insert, select, update
 
-from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreAway, StoreDamaged, StoreError, StoreLocked
-from dtx.store.sql.database import OPENING_FAILURES, store_url
+from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreDamaged, StoreError
+from dtx.store.sql.database import OPENING_FAILURES, opening_error, store_url
 from dtx.store.sql.lease import LEASE_S
 from dtx.store.sql.postgres import PostgresDatabase
 from dtx.store.sql.reader import PayloadCache, Reader
@@ -27,7 +27,6 @@ from dtx.store.sql.sqlite import SqliteDatabase
 from dtx.store.sql.statements import Statements
 from dtx.store.sql.tables import CHUNKS, MESSAGE, META, METADATA, VERSION, check_version
 from dtx.store.sql.writer import Writer
-from xa.sql.errors import ErrorKind, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,9 +40,6 @@ if TYPE_CHECKING:
     from dtx.store.sql.writer import Submitted
 
 CACHE_OCTETS: Final = 16 * 1024 * 1024
-AWAY: Final = frozenset({ErrorKind.LOST, ErrorKind.UNTOLD, ErrorKind.UNAVAILABLE, ErrorKind.EXHAUSTED})
-"""So a server can't be opened that may be there again later. (psycopg notes no code where it gets no connection, also
-where a password is wrong.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +109,12 @@ class SqlStore:
             writer = Writer(
                 *database.transactions(connection, epoch), statements, self._hook, self._written, self.forced
             )
-        except StoreError:
-            database.close()
-            raise
         except OPENING_FAILURES as error:
             database.close()
-            raise _opening_error(error) from None  # which may quote the server, and that a password
+            raise opening_error(error) from None  # which may quote the server, and that a password
+        except BaseException:
+            database.close()
+            raise
         self._opened = _Opened(database, writer, reader, lease)
         return restored
 
@@ -255,18 +251,10 @@ def _prepare_tables(connection: Connection, database: Database) -> int:
             METADATA.create_all(connection)
             connection.execute(insert(META), [{"name": "version", "value": VERSION}, {"name": "openings", "value": 0}])
         facts = {row.name: row.value for row in connection.execute(select(META))}
+        if not isinstance(facts.get("openings"), int):
+            raise StoreDamaged(f"the table {META.name} of the store is damaged: restore the store from a copy")
         openings: int = facts["openings"] + 1
         connection.execute(update(META).where(META.c.name == "openings").values(value=openings))
         connection.execute(delete(CHUNKS).where(CHUNKS.c.message.not_in(select(MESSAGE.c.number))))
         database.taken(connection, openings)
     return openings
-
-
-def _opening_error(error: Exception) -> StoreError:
-    original = getattr(error, "orig", error)
-    if kind_of(error) is ErrorKind.LOCKED:
-        return StoreLocked(f"the store is in use: {original}")
-    if kind_of(error) is ErrorKind.DAMAGED:
-        return StoreDamaged(f"the store is not a database of xabridge, or damaged: {original}")
-    refused = StoreAway if kind_of(error) in AWAY else StoreError
-    return refused(f"the store can't be opened: {original}")

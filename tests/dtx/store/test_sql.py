@@ -8,10 +8,12 @@ import sqlite3
 import threading
 import tracemalloc
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
 from dtx.store.contract import (
     Batch,
@@ -198,6 +200,34 @@ def test_one_process_has_the_store(sql_place: Place) -> None:
         sql_place.make(Loop()).open()
     sql_place.close()
     sql_place.open()
+
+
+def test_a_first_opening_that_fails_at_any_statement_leaves_a_store_that_can_be_opened(sqlite_place: Place) -> None:
+    """A disk that fails for a moment (EIO) leaves all of the tables, with their version, or none."""
+    statements = 0
+    for failing in count(1):
+        statements = 0
+
+        def fail(*_: object) -> None:
+            nonlocal statements
+            statements += 1
+            if statements == failing:  # noqa: B023 — called before the next one
+                raise sqlite3.OperationalError("disk I/O error")
+
+        event.listen(Engine, "before_cursor_execute", fail)
+        try:
+            sqlite_place.open()
+        except (StoreError, sqlite3.OperationalError):
+            pass
+        finally:
+            event.remove(Engine, "before_cursor_execute", fail)
+        if statements < failing:
+            break
+        assert list(sqlite_place.open().restored.messages()) == []
+        sqlite_place.close()
+        for file in sqlite_place.path.parent.glob(f"{sqlite_place.path.name}*"):
+            file.unlink()
+    assert statements > 10
 
 
 def test_what_is_not_ours_and_tables_of_another_version_are_not_opened(sqlite_place: Place) -> None:

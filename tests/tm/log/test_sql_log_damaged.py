@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import sqlite3
 from pathlib import Path
@@ -12,10 +13,13 @@ import pytest
 from tests.tm.log.samples import decision, gtrid, heuristic
 from tm.log import LogDamaged, LogError
 from tm.log.factory import look_at_log, open_log
+from tm.log.sql import SqlLog
 from xabridge.cli.main import main
 
 ALL = os.environ.get("XABRIDGE_LONG") == "all"
 VALUES = (None, 0, -1, 2**63 - 1, 1.5, float("inf"), "", "x", "\ud7ff", "9" * 5000, b"", b"\0", b"\xff" * 30)
+FLIPS = int(os.environ.get("XABRIDGE_SCHEDULES", "60"))
+SQLITE_PAGE = 4096
 COMMANDS = ("recover list", "doctor", "check")
 COLUMNS = (
     ("xabridge_node", "log_id"), ("xabridge_node", "lease_until"), ("xabridge_gtrid", "gtrid"),
@@ -106,3 +110,40 @@ def test_a_record_of_another_transaction_is_none(whole: Path, tmp_path: Path) ->
     with pytest.raises(LogDamaged, match=f"the record of {gtrid(2).hex()} is that of {gtrid(1).hex()}"):
         log.decisions()
     log.close()
+
+
+@pytest.mark.slow
+def test_a_file_with_any_octets_changed_is_an_error_of_the_log_or_none(whole: Path, tmp_path: Path) -> None:
+    """In every page, one octet or many."""
+    seed = random.randrange(1 << 32)
+    drawn = random.Random(seed)
+    octets = whole.read_bytes()
+    pages = len(octets) // SQLITE_PAGE
+    for number in range(FLIPS):
+        damaged = bytearray(octets)
+        for _ in range(drawn.choice([1, 8, 64])):
+            damaged[number % pages * SQLITE_PAGE + drawn.randrange(SQLITE_PAGE)] ^= drawn.randrange(1, 256)
+        for look in (look_at_log, open_log):
+            for file in tmp_path.glob("damaged.db*"):
+                file.unlink()
+            (tmp_path / "damaged.db").write_bytes(damaged)
+            try:
+                found = look(f"sqlite:///{tmp_path / 'damaged.db'}", "orders-1")
+                if isinstance(found, SqlLog):
+                    found.close()
+            except LogError:
+                pass
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, number {number}: {error!r}") from error
+
+
+@pytest.mark.parametrize("octet", [b"\xb7", b"x"])
+def test_a_schema_that_is_no_sql_is_damage(octet: bytes, whole: Path, tmp_path: Path) -> None:
+    """Also one that is no text, which SQLite quotes in its error."""
+    path = tmp_path / "damaged.db"
+    path.write_bytes(
+        whole.read_bytes().replace(b"CREATE TABLE xabridge_node", b"CREATE TABLE xabri" + octet + b" _node")
+    )
+    for look in (look_at_log, open_log):
+        with pytest.raises(LogDamaged, match=r"is damaged: .*Restore the log from a copy"):
+            look(f"sqlite:///{path}", "orders-1")

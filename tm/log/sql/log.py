@@ -21,9 +21,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import delete, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from tm.log.contract import Branch, Decision, DecisionRefused, Heuristic, LogError, LogFull, LogMissing, LogStopped
+from tm.log.contract import (
+    Branch,
+    Decision,
+    DecisionRefused,
+    Heuristic,
+    LogDamaged,
+    LogError,
+    LogFull,
+    LogMissing,
+    LogStopped,
+)
 from tm.log.incarnations import FIRST, INCARNATION, Incarnations, IncarnationVerb, Standing, trusted, warning_of
 from tm.log.inspection import LogImage
 from tm.log.records import branch_key, decode_heuristic, encode_decision, encode_heuristic
@@ -39,6 +49,7 @@ from xa import check_node
 from xa.fork import belongs_to_this_process
 from xa.gtrid import INCARNATION_SIZE
 from xa.machine import advance
+from xa.sql.errors import ErrorKind, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -102,7 +113,7 @@ class SqlLog:
                 self._note_opening(row.epoch, entropy(INCARNATION_SIZE))
         except SQLAlchemyError as error:
             self._database.engine.dispose()
-            raise LogError(f"{self._database}: the decision log can't be opened: {error}") from None
+            raise _unusable(self._database, "opened", error) from None
         except BaseException:
             self._database.engine.dispose()
             raise
@@ -448,7 +459,7 @@ def read_sql_log(url: str, node: str) -> LogImage:
         try:
             return _image(database, node)
         except SQLAlchemyError as error:
-            raise LogError(f"{database}: the decision log can't be read: {error}") from None
+            raise _unusable(database, "read", error) from None
         finally:
             database.engine.dispose()
 
@@ -471,3 +482,11 @@ def _image(database: Database, node: str) -> LogImage:
         tuple(read_heuristics(database, node)),
         row.worked_at,
     )
+
+
+def _unusable(database: Database, what: str, error: SQLAlchemyError) -> LogError:
+    """A log that can't be opened or read."""
+    said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
+    if kind_of(error) is ErrorKind.DAMAGED:
+        return LogDamaged(f"{database}: the decision log is damaged: {said}. Restore the log from a copy")
+    return LogError(f"{database}: the decision log can't be {what}: {said}")
