@@ -13,6 +13,7 @@ from tm.config import configuration_from
 from tm.resources import ConfigurationError
 from xa.diagnosis import Check, Health
 from xa.printable import escaped
+from xabridge.cli.outbox_checks import examine_outbox
 from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
 from xabridge.exit_codes import Exit
@@ -81,6 +82,7 @@ def _examine(path: str, progress: Progress) -> Iterator[Examined]:
         diagnosed = examine_site(site, progress)
         for name, examined in diagnosed.items():
             yield from (Examined(name, check) for check in examined.checks)
+        yield from examine_outbox(path)
         try:
             found = survey(site.look())
         except ConfigurationError:
