@@ -81,7 +81,7 @@ def _in_doubt(connection: Connection) -> Check:
         mend = "look into the broker's log, and at what the user may do"
         return Check(Health.FAIL, "recovery", f"its branches in doubt can't be listed: {failure}", mend)
     count = len(answer.data or ()) if isinstance(answer, DataArrayResponse) else 0
-    found = f"{count} branches in doubt, of all who use it"
+    found = f"{count} {'branch' if count == 1 else 'branches'} in doubt, of all who use it"
     if count > MAX_LISTED // 2:
         return Check(Health.WARN, "recovery", found, f"resolve them: it can't list more than {MAX_LISTED}")
     return Check(Health.OK, "recovery", found)

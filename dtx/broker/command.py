@@ -164,7 +164,8 @@ async def _serve(config: BrokerConfig, listening: Callable[[Broker], None]) -> i
         sys.stderr.write(line(config.log_format, notice, plain=f"xabridge broker: {notice}", level=logging.WARNING))
     where = ", ".join(map(str, broker.addresses))
     in_doubt = broker.container.registry.in_doubt_count
-    said = [f"listening on {where} · {shown(config.store)} · {in_doubt} branches in doubt"]
+    branches = "1 branch" if in_doubt == 1 else f"{in_doubt} branches"
+    said = [f"listening on {where} · {shown(config.store)} · {branches} in doubt"]
     if broker.http is not None:
         said.append(f"http://{broker.http}/live, /ready and /metrics")
     for one in said:

@@ -38,7 +38,7 @@ ABOUT_NO_TRANSACTION = {
     "%s could not be closed: %s": "a resource",
     "recovery: %s can't be reached%s: %s": "a resource",
     "recovery: %s can be reached again, after %s": "a resource",
-    "recovery: %d branches%s: %s; `xabridge recover list` shows them": "many",
+    "recovery: %d %s%s: %s; `xabridge recover list` shows %s": "many",
     "%s: %s can't be opened, and takes no part: %s": "a resource; in tx_begin the transaction is named too",
     "%s: close raised an error that its contract does not name": "a resource",
     "recovery: the decisions in %s can't be read%s: %s": "a decider",

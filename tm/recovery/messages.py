@@ -67,16 +67,18 @@ class RecoveryMessages:
         self._lasting = {branch: action for branch, action in before.items() if branch.resource in report.unreachable}
         self._lasting |= {one.branch: one.action for one in report.findings if one.action in LASTING}
         counts = Counter(action for branch, action in self._lasting.items() if before.get(branch) is action)
+
         for action in LASTING:
             if action not in self._lasting.values():
                 self._throttle.over(action)
                 continue
             lasted = self._throttle.due(action)
             if lasted and counts[action]:
+                one = counts[action] == 1
                 logger.log(
                     LEVELS[action],
-                    "recovery: %d branches%s: %s; `xabridge recover list` shows them",
-                    counts[action], lasted, action.value,
+                    "recovery: %d %s%s: %s; `xabridge recover list` shows %s",
+                    counts[action], "branch" if one else "branches", lasted, action.value, "it" if one else "them",
                 )  # fmt: skip
 
     def unreadable(self, decider: str, raised: Exception) -> None:

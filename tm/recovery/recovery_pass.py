@@ -64,7 +64,9 @@ _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Mean
 
 
 _NOTED: Final = "it waits to be forgotten (`xabridge recover forget`)"
-_BEFORE: Final = "committed before, or completed by hand"
+BEFORE: Final = "committed before, or completed by hand"
+AGAINST: Final = "decided to commit, and somebody has rolled it back"
+ELSEWHERE: Final = "it is prepared there, but not listed: another role or database has it"
 _SINCE_THE_SCAN: Final = "finished since the scan, by another process or by hand"
 
 Gone: TypeAlias = "Mapping[bytes, frozenset[str]]"
@@ -114,7 +116,7 @@ async def recover(ports: RecoveryPorts, ownership: Ownership, gone: Gone = Mappi
     }
     met = {branch.xid for branch in found} | now.heuristics.keys()
     missing = [
-        (branch, _BEFORE)
+        (branch, BEFORE)
         for _, decision, _ in owned
         if decision.gtrid in over and now.find(decision.gtrid) is not None  # or it has ended since it was read
         for branch in decision.branches
@@ -292,10 +294,9 @@ async def _look_after(ports: RecoveryPorts, missing: Sequence[tuple[Branch, str]
             elif outcome is BranchOutcome.ROLLED_BACK:
                 refused = await ports.note(Heuristic(branch, Code.XA_HEURRB))
                 action = Action.HEURISTIC if refused is None else Action.PENDING
-                why = "decided to commit, and somebody has rolled it back"
-                why += f"; {_NOTED}" if refused is None else f"; {refused}"
+                why = f"{AGAINST}; {_NOTED if refused is None else refused}"
             elif outcome is BranchOutcome.PREPARED:
-                action, why = Action.PENDING, "it is prepared there, but not listed: another role or database has it"
+                action, why = Action.PENDING, ELSEWHERE
             elif isinstance(outcome, XaError):
                 action, why = (
                     Action.PENDING,

@@ -34,7 +34,7 @@ from xabridge.operations.diagnosis import Examined, content_of
 from xabridge.operations.progress import Progress
 from xabridge.operations.scan import ScannedResource
 from xabridge.operations.site import Site
-from xabridge.operations.survey import DecisionKnowledge, State, survey
+from xabridge.operations.survey import DecisionKnowledge, State, by_hand, survey
 from xabridge.text import age, held, listed, several
 
 if TYPE_CHECKING:
@@ -325,8 +325,8 @@ def _transaction(view: TransactionView, older: set[str]) -> Examined:
         if old:
             mend = (
                 f"{older_than_the_log(old)}, which forgets a decision that was carried out. If it was "
-                "committed in between, a rollback splits it: compare the data, then xabridge recover commit or "
-                "rollback, or restore the set from one point"
+                "committed in between, a rollback splits it: compare the data, then xabridge recover rollback, or "
+                "commit with --heuristic, or restore the set from one point"
             )
             return _told(Health.FAIL, what, mend)
         return _told(Health.OK, what)
@@ -336,7 +336,7 @@ def _transaction(view: TransactionView, older: set[str]) -> Examined:
     if view.finished_before:
         mend = (
             "restore the set from one point. Or look what became of it on the other resources, and do the same here: "
-            f"xabridge recover commit or rollback {name}"
+            f"{by_hand(name)}"
         )
         return _told(Health.FAIL, f"{name}: left alone on {where}: {view.why}", mend)
     mend = (

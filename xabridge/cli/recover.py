@@ -19,10 +19,10 @@ from xabridge.cli.tables import MOST
 from xabridge.exit_codes import Exit
 from xabridge.operations.branch_completion import HELD, Act
 from xabridge.operations.progress import Progress
-from xabridge.operations.recovery_pass import expected, one_pass, report_lines, troubles
+from xabridge.operations.recovery_pass import expectation, expected, one_pass, report_lines, troubles
 from xabridge.operations.site import Site
-from xabridge.operations.survey import IN_DOUBT, survey
-from xabridge.operations.survey_json import report_value, survey_value
+from xabridge.operations.survey import IN_DOUBT
+from xabridge.operations.survey_json import missing_value, report_value, survey_value
 from xabridge.text import duration, paragraph, unreachable_lines
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
     from tm.log import DecisionLog
     from tm.recovery import Report
-    from xabridge.operations.survey import Survey
+    from xabridge.operations.recovery_pass import Expected
 
 SUMMARY: Final = "show and resolve transactions that are in doubt"
 _EXITS: Final = """
-exit codes: 0 done, nothing in doubt · 1 failed · 2 usage, configuration · 3 in doubt
+exit codes: 0 done, nothing of this node in doubt · 1 failed · 2 usage, configuration · 3 in doubt
   4 something could not be reached · 5 refused, nothing done · 6 log in use, nothing done
 """
 
@@ -176,7 +176,7 @@ def complain(said: object, code: Exit) -> Exit:
 
 def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     if arguments.dry_run:
-        return _dry_run(survey(site.look()), as_text=not arguments.json, most=None if arguments.all else MOST)
+        return _dry_run(expectation(site), as_text=not arguments.json, most=None if arguments.all else MOST)
     with site.holding_the_log() as log:
         for incarnation in arguments.newest:
             _trust(log, incarnation)
@@ -202,15 +202,18 @@ def _trust(log: DecisionLog | None, incarnation: bytes) -> None:
         raise LogError(str(error)) from error
 
 
-def _dry_run(found: Survey, *, as_text: bool, most: int | None) -> Exit:
+def _dry_run(what: Expected, *, as_text: bool, most: int | None) -> Exit:
+    found = what.found
     if as_text:
-        for line in (*expected(found, most), *troubles(found)):
+        for line in (*expected(what, most), *troubles(found)):
             print(line)
     else:
-        write_json(survey_value(found, found.transactions))
+        missing = zip(found.missing, what.outcomes, strict=True)
+        value = survey_value(found, found.transactions)
+        write_json(value | {"missing": [missing_value(branch, outcome) for branch, outcome in missing]})
     if not found.complete:
         return Exit.INCOMPLETE
-    return Exit.IN_DOUBT if found.transactions else Exit.DONE
+    return Exit.IN_DOUBT if what.unsolved else Exit.DONE
 
 
 def exit_code(report: Report) -> Exit:

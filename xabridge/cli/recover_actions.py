@@ -84,7 +84,7 @@ def _carry_out(hand: BranchCompleter, plans: list[Plan], arguments: Namespace, p
                 trouble = str(error)
                 break
             except XaError as error:
-                trouble = f"{planned.view.name}: nothing was done: {error.message}"
+                trouble = f"{planned.view.name}: no branch was touched: {error.message}"
                 break
             done(planned.view.name)
 

@@ -19,7 +19,7 @@ from xabridge.text import NARROW
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from xabridge.operations.progress import Progress
     from xabridge.operations.site import Site
@@ -40,11 +40,12 @@ def filter_of(arguments: Namespace) -> Filter:
     )
 
 
-def verdict(found: Survey, transactions: Sequence[TransactionView]) -> Exit:
-    """The exit code for a script. What other transaction managers have in doubt is shown, and is no trouble of ours."""
+def verdict(found: Survey, transactions: Sequence[TransactionView], nodes: Collection[str] = ()) -> Exit:
+    """The exit code for a script. What other transaction managers have in doubt is shown, and is no trouble of ours;
+    nor is what other nodes have, unless they were named."""
     if not found.complete:
         return Exit.INCOMPLETE
-    return Exit.IN_DOUBT if any(view.ours is not None for view in transactions) else Exit.DONE
+    return Exit.IN_DOUBT if found.unsolved(transactions, nodes) else Exit.DONE
 
 
 def width_of(arguments: Namespace) -> int:
@@ -70,7 +71,7 @@ def list_transactions(site: Site, arguments: Namespace, progress: Progress) -> E
         listed = table(transactions[:most], width_of(arguments))
         for line in (*listed, *rest(transactions[most:]), *summary(transactions, found)):
             print(line)
-    return verdict(found, transactions)
+    return verdict(found, transactions, arguments.node)
 
 
 def show_transactions(site: Site, arguments: Namespace, progress: Progress) -> Exit:  # noqa: ARG001 — as all actions

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from tm import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBack, TransactionError
+from tm.errors import is_misused
 
 RETRY_AFTER: Final = {"Retry-After": "1"}
 RESPONSES: Final[tuple[tuple[type[TransactionError], int, str, dict[str, str]], ...]] = (
+    (OutcomeUnknown, 500, "it is not known yet whether it has happened; don't try again", {}),
     (RolledBack, 503, "nothing has happened; it is safe to try again", RETRY_AFTER),
     (ManagerUnusable, 503, "nothing has happened; try again later", RETRY_AFTER),
-    (OutcomeUnknown, 500, "it is not known yet whether it has happened; don't try again", {}),
     (HeuristicOutcomeError, 500, "it has happened in part; somebody has to look at it; don't try again", {}),
 )
 """What the caller is told: the status, the words, and headers."""
 HANDLED: Final = tuple(kind for kind, *_ in RESPONSES)
+MISUSED: Final = (500, "the service has failed, and a part of it may have happened; don't try again")
+"""The same for a transaction that was rolled back because its own work has ended a branch."""
 DECIDED: Final = (202, "it is decided, and will be finished")
 """The same for an unknown outcome whose decision is durable."""
 
@@ -26,4 +29,6 @@ def response_for(error: Exception) -> tuple[int, str, dict[str, str]]:
     outcome = error.outcome if isinstance(error, TransactionError) else None
     if isinstance(error, OutcomeUnknown) and outcome is not None and outcome.decided:
         status, told = DECIDED
+    if is_misused(error):
+        return *MISUSED, {}
     return status, told, headers

@@ -189,7 +189,7 @@ def _consequence(consent: Consent, view: TransactionView, *, whole: bool) -> str
         )
     if view.decision is DecisionKnowledge.ENDED:
         return "this splits the transaction, if its other branches went the other way"
-    return "this splits the transaction, if its own log, which is not here, has the other decision"
+    return "its decision is not known here: this splits the transaction, unless every other branch goes the same way"
 
 
 def _forgetting(view: TransactionView, branch: BranchView) -> Step:
@@ -290,7 +290,7 @@ class BranchCompleter:
             return self._forget(view)
 
         log = self._log if planned.view.decision is not DecisionKnowledge.UNKNOWN else None
-        against = _CONSENT[act, planned.view.decision] is not Consent.PLAIN
+        against = _CONSENT[act, planned.view.decision] is not Consent.PLAIN and not _agrees(act, planned.view, view)
         if against and log is not None:
             log.note_heuristic(Heuristic(branch, _HEURISTIC[act]))
         (answer,) = drive(self._ports.ask(_VERB[act], (branch,)))
@@ -345,6 +345,13 @@ class BranchCompleter:
             return BranchResult(view, False, "not done: its resource manager is not configured")
         self._log.drop_heuristic(Branch(view.resource, view.xid))
         return BranchResult(view, True, "forgotten here; its resource manager is not configured")
+
+
+def _agrees(act: Act, transaction: TransactionView, branch: BranchView) -> bool:
+    """Whether the act agrees with a decision that has ended: what was noted of the branch before is what differs from
+    it, and has not happened."""
+    noted = {code for of, code in _HEURISTIC.items() if of is not act}
+    return transaction.decision is DecisionKnowledge.ENDED and branch.noted in noted
 
 
 def needs_the_log(planned: Plan) -> bool:

@@ -163,21 +163,29 @@ def _decisions(found: Survey) -> Check:
     return Check(Health.OK, "decisions", f"{several(count, 'decision')} open: {listed(told)}")
 
 
-def _orphans(found: Survey) -> Check:
-    branches = [branch for view in found.transactions for branch in view.in_doubt]
+def _orphans(survey: Survey) -> Check:
+    branches = [branch for view in survey.transactions for branch in view.in_doubt]
     if not branches:
         return Check(Health.OK, "orphans", "nothing is in doubt")
-    oldest = max((branch.age_s for branch in branches if branch.age_s is not None), default=None)
-    what = f"{several(len(branches), 'branch')} in doubt"
+    waiting = [branch for branch in branches if branch.state is not State.HEURISTIC]
+    completed = len(branches) - len(waiting)
+    oldest = max((branch.age_s for branch in waiting if branch.age_s is not None), default=None)
+    found = [f"{several(len(waiting), 'branch')} in doubt"] if waiting else []
     if oldest is not None:
-        what += f", the oldest for {age(oldest)}"
-    completed = sum(branch.state is State.HEURISTIC for branch in branches)
+        found.append(f"the oldest for {age(oldest)}")
     if completed:
-        what += f", {completed} completed on their own"
-    if completed or (oldest is not None and oldest >= OLD_S):
-        mend = "they hold locks and messages until they are resolved: xabridge recover list"
-        return Check(Health.WARN, "orphans", what, mend)
-    return Check(Health.OK, "orphans", what)
+        found.append(f"{several(completed, 'branch')} completed by hand, or by the resource itself")
+    what = ", ".join(found)
+
+    advice = []
+    if oldest is not None and oldest >= OLD_S:
+        who = "those in doubt" if completed else "they"
+        advice.append(f"{who} hold locks and messages until they are resolved: xabridge recover list")
+    if completed:
+        advice.append(
+            "what was completed on its own waits to be compared with the data and forgotten: xabridge recover list"
+        )
+    return Check(Health.WARN if advice else Health.OK, "orphans", what, "; ".join(advice))
 
 
 def _node(found: Survey) -> Check:

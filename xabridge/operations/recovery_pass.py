@@ -8,12 +8,18 @@ leases run.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tm.recovery import Action, Report
+from tm.recovery.recovery_pass import AGAINST, BEFORE, ELSEWHERE
+from tm.resources.blocking_ports import BlockingPorts
 from tm.two_phase.return_codes import Verb
+from xa import ThreadOfControl, XaError, entered
+from xa.coroutines import drive
+from xa.outcome_notes import BranchOutcome
 from xa.printable import escaped
-from xabridge.operations.survey import DecisionKnowledge, Survey
+from xabridge.operations.survey import DecisionKnowledge, Survey, survey
 from xabridge.text import (
     NARROW,
     ending_command,
@@ -29,16 +35,28 @@ from xabridge.text import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from tm.log import DecisionLog
+    from tm.log import Branch, DecisionLog
     from tm.recovery import Finding
     from tm.recovery.service import RecoveryService
     from xabridge.operations.progress import Progress
     from xabridge.operations.site import OperationsTarget
-    from xabridge.operations.survey import TransactionView
+    from xabridge.operations.survey import BranchView, TransactionView
 
 _WIDTH: Final = 20
 MOST_KINDS: Final = 20
 """The most kinds of transactions that are counted one by one, where not each transaction is listed."""
+_MISSING: Final = {
+    BranchOutcome.COMMITTED: "not there any more",
+    BranchOutcome.UNKNOWN: "not there any more",
+    BranchOutcome.PREPARED: "would stay in doubt",
+    BranchOutcome.ROLLED_BACK: "would be noted as completed on its own",
+}
+_WHY_MISSING: Final = {
+    BranchOutcome.COMMITTED: ": it was committed, as decided",
+    BranchOutcome.UNKNOWN: f": {BEFORE}",
+    BranchOutcome.PREPARED: f": {ELSEWHERE}",
+    BranchOutcome.ROLLED_BACK: f": {AGAINST}",
+}
 _DOING: Final = {Verb.COMMIT_AGAIN: "committed", Verb.ROLLBACK: "rolled back"}
 
 
@@ -76,14 +94,14 @@ def report_lines(report: Report, most: int | None = None) -> Iterator[str]:
     by_name: dict[str, list[Finding]] = {}
     for finding in report.findings:
         by_name.setdefault(transaction_name(finding.branch.xid), []).append(finding)
-    told = [(name, tuple(_what(findings))) for name, findings in by_name.items()]
+    lines = [(name, tuple(_what(findings))) for name, findings in by_name.items()]
     silent = "decided to commit; a resource manager it needs could not be asked"
-    told += [
+    lines += [
         (gtrid_name(gtrid), (silent,))
         for gtrid in report.undone
         if gtrid_name(gtrid) not in by_name and gtrid not in report.not_configured
     ]
-    yield from _told_of(told, most)
+    yield from _listed(lines, most)
 
     for number, (gtrid, names) in enumerate(report.not_configured.items()):
         if number == most:
@@ -95,13 +113,13 @@ def report_lines(report: Report, most: int | None = None) -> Iterator[str]:
         yield "nothing in doubt" if not report.unreachable else "nothing found in doubt"
 
 
-def _told_of(told: Sequence[tuple[str, tuple[str, ...]]], most: int | None) -> Iterator[str]:
+def _listed(lines: Sequence[tuple[str, tuple[str, ...]]], most: int | None) -> Iterator[str]:
     """The lines about each transaction, by name; for those after the first `most`, only the number of each kind."""
-    for name, said in told[:most]:
+    for name, said in lines[:most]:
         for what in said:
             yield from _line(name, what)
             name = ""  # noqa: PLW2901 — said once
-    others = told[most:] if most is not None else ()
+    others = lines[most:] if most is not None else ()
     if others:
         yield f"… and {several(len(others), 'transaction')} more (--all tells of each):"
         for what, count in Counter(what for _, said in others for what in said).most_common(MOST_KINDS):
@@ -144,29 +162,82 @@ def _line(name: str, what: str) -> Iterator[str]:
     yield from paragraph(what, shown.ljust(_WIDTH + 1), margin)
 
 
-def expected(found: Survey, most: int | None = None) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a pass would do now: about the transactions `found`, and about the branches of decisions that are not there
+    any more, with what became of each as far as its resource manager tells."""
+
+    found: Survey
+    outcomes: tuple[BranchOutcome | XaError, ...]
+
+    @property
+    def unsolved(self) -> bool:
+        """Whether something of this node is in doubt, or would be after a pass."""
+        left = any(
+            outcome in {BranchOutcome.ROLLED_BACK, BranchOutcome.PREPARED} or isinstance(outcome, XaError)
+            for outcome in self.outcomes
+        )
+        return left or self.found.unsolved(self.found.transactions)
+
+
+def expectation(place: OperationsTarget) -> Expected:
+    """Looks, and asks what a pass would ask; it changes nothing."""
+    found = survey(place.look())
+    with entered(ThreadOfControl()):
+        outcomes = drive(BlockingPorts(place.resources, None).outcomes(found.missing))
+    return Expected(found, tuple(outcomes))
+
+
+def expected(what: Expected, most: int | None = None) -> Iterator[str]:
     """The lines of `run --dry-run`: the actions of a pass now, as in `report_lines`."""
-    yield from _told_of([(view.name, (what,)) for view in found.transactions if (what := would(view))], most)
+    found = what.found
+    lines = {view.name: tuple(would(view)) for view in found.transactions}
+    for branch, outcome in zip(found.missing, what.outcomes, strict=True):
+        name = transaction_name(branch.xid)
+        lines[name] = (*lines.get(name, ()), _of_missing(branch, outcome))
+    yield from _listed([(name, said) for name, said in lines.items() if said], most)
+
     absent = [view for view in found.transactions if view.decision is DecisionKnowledge.COMMIT and _absent(view)]
     for view in absent[:most]:
         yield from _not_configured(view.name, _absent(view), view.name)
     if most is not None and len(absent) > most:
         yield f"… and {len(absent) - most} more with resources that are not configured (--all)"
-    if not found.transactions:
+    if not found.transactions and not found.missing:
         yield "nothing found in doubt"
 
 
-def would(view: TransactionView) -> str:
-    """What a recovery pass would do with a transaction now; the empty string if it can do nothing now."""
-    on = listed([escaped(branch.resource) for branch in view.in_doubt])
+def would(view: TransactionView) -> Iterator[str]:
+    """What a recovery pass would do with a transaction now, a line for each kind; nothing if it can do nothing now."""
     if view.decision is DecisionKnowledge.UNKNOWN or view.at_work:
-        return f"would be left alone: {view.why}"
-    if any(branch.outcome is not None or branch.noted is not None for branch in view.in_doubt):
-        return f"was completed on its own on {on}; would be noted, or forgotten if that agrees with the decision"
+        yield f"would be left alone: {view.why}"
+        return
+
+    noted = [branch for branch in view.in_doubt if branch.noted is not None]
+    completed = [branch for branch in view.in_doubt if branch.noted is None and branch.outcome is not None]
+    others = [branch for branch in view.in_doubt if branch not in noted and branch not in completed]
+    if noted:
+        yield f"was completed on its own on {_on(noted)}, and waits to be forgotten"
+    if completed:
+        what = "would be noted, or forgotten if that agrees with the decision"
+        yield f"was completed on its own on {_on(completed)}; {what}"
     if view.decision is DecisionKnowledge.COMMIT:
-        configured = listed([escaped(branch.resource) for branch in view.in_doubt if branch.configured])
-        return f"would be committed on {configured}" if configured else ""
-    return f"would be rolled back on {on}, unless it is decided before"
+        others = [branch for branch in others if branch.configured]
+    if others and view.decision is DecisionKnowledge.COMMIT:
+        yield f"would be committed on {_on(others)}"
+    elif others:
+        yield f"would be rolled back on {_on(others)}, unless it is decided before"
+
+
+def _on(branches: Sequence[BranchView]) -> str:
+    return listed([escaped(branch.resource) for branch in branches])
+
+
+def _of_missing(branch: Branch, outcome: BranchOutcome | XaError) -> str:
+    """What a pass would say of a branch that was decided to commit and is not there any more."""
+    where = escaped(branch.resource)
+    if isinstance(outcome, XaError):
+        return f"not there any more on {where}, and its outcome can't be known now: {escaped(outcome.message)}"
+    return f"{_MISSING[outcome]} on {where}{_WHY_MISSING[outcome]}"
 
 
 def _absent(view: TransactionView) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from xabridge.operations.branch_completion import (
     refusal,
 )
 from xabridge.operations.progress import silent
-from xabridge.operations.recovery_pass import expected, one_pass, report_lines
+from xabridge.operations.recovery_pass import expectation, expected, one_pass, report_lines
 from xabridge.operations.survey import NotFound, find, only_on, survey
 from xabridge.text import unreachable_lines
 
@@ -170,7 +170,7 @@ class OperatorService:
             except LogError as error:
                 raise AnswerUnavailable(str(error)) from None
             except XaError as error:
-                raise AnswerUnavailable(f"nothing was done: {error.message}") from None
+                raise AnswerUnavailable(f"no branch was touched: {error.message}") from None
 
         self._seen = None
         try:
@@ -180,10 +180,10 @@ class OperatorService:
 
     # -- in the thread
     def _choice(self, wanted: OperatorRequest, *, heuristic: bool) -> tuple[Choice, Plan | decision_end.Ending | None]:
+        if wanted.doing == RECOVER:
+            return Choice(tuple(expected(expectation(self.place), TOLD))), None
         seen = self.place.look()
         found = survey(seen)
-        if wanted.doing == RECOVER:
-            return Choice(tuple(expected(found, TOLD))), None
         view, branches = find(wanted.name, found.transactions)
         if wanted.doing == END:
             end = decision_end.planned_end(view, seen, found, frozenset(wanted.gone))

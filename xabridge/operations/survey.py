@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from tm.log import LogError
+from tm.log import Branch, LogError
 from tm.log.incarnations import Incarnations
 from tm.recovery.ownership import Claim, Ownership
 from xa import FORMAT_ID, Code, Gtrid, Xid
@@ -139,11 +139,21 @@ class Survey:
     log_trouble: str | None = None
     open_decisions: int = 0
     carried_out: int = 0
+    missing: tuple[Branch, ...] = ()
+    """The branches, each with its note, of which the next pass says what became of them: those of decisions that it
+    ends, and that no resource manager lists any more."""
 
     @property
     def complete(self) -> bool:
         """Whether everything was seen."""
         return not self.unreachable and self.log_trouble is None
+
+    def unsolved(self, transactions: Iterable[TransactionView], nodes: Collection[str] = ()) -> bool:
+        """Whether one of these transactions is in doubt, or was completed by hand and waits to be forgotten: one of
+        this node's, or of `nodes` where any are named. What another process of the node is at work with is not. A
+        recovery pass that leaves none so is clean."""
+        asked = nodes or {self.node}
+        return any(view.ours is not None and view.ours.node in asked and not view.at_work for view in transactions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +220,13 @@ class _Surveyor:
         for branch_view in self._noted_only({branch.xid for branches in found.values() for branch in branches}):
             found.setdefault((branch_view.xid.format_id, branch_view.xid.gtrid), []).append(branch_view)
         open_decisions = carried_out = 0
+        missing: list[Branch] = []
         for decision in self._decisions():
             key = (FORMAT_ID, decision.gtrid)
-            others = list(self._others(decision, {branch.xid for branch in found.get(key, ())}))
+            met = {branch.xid for branch in found.get(key, ())}
+            others = list(self._others(decision, met))
+            if self._is_reported(decision, others):
+                missing += [branch for branch in decision.branches if branch.xid not in met]
             if key in found or any(branch.state is State.NOT_REACHED for branch in others):
                 found.setdefault(key, []).extend(others)
                 open_decisions += 1
@@ -223,7 +237,7 @@ class _Surveyor:
         trouble = str(seen.log) if isinstance(seen.log, LogError) else None
         return Survey(
             seen.node, len(seen.configured), tuple(transactions), dict(seen.unreachable), trouble, open_decisions,
-            carried_out,
+            carried_out, tuple(missing),
         )  # fmt: skip
 
     def _view(self, resource: str, branch: InDoubtBranch, *, tells: bool) -> BranchView:
@@ -280,6 +294,12 @@ class _Surveyor:
                 yield BranchView(
                     branch.resource, branch.xid, state, configured=branch.resource in self._seen.configured
                 )
+
+    def _is_reported(self, decision: Decision, others: Sequence[BranchView]) -> bool:
+        """Whether the next pass ends the decision, and says what is known of the branches that were not found."""
+        return self._ownership.whose(decision.gtrid, self._seen.at_work, decided=True).is_ours and all(
+            branch.state is State.FINISHED for branch in others
+        )
 
     def _transaction(self, format_id: int, gtrid: bytes, branches: list[BranchView]) -> TransactionView:
         ours = Gtrid.of(Xid(format_id, gtrid))
@@ -379,7 +399,10 @@ def advice(view: TransactionView) -> str:
     """The next step for a transaction, as a command."""
     where = listed([branch.resource for branch in view.in_doubt])
     if any(branch.state is State.HEURISTIC for branch in view.branches):
-        return f"compare what was completed on its own with the data, then: xabridge recover forget {view.name}"
+        forget = f"xabridge recover forget {view.name}"
+        if view.decision is DecisionKnowledge.UNKNOWN or view.at_work:
+            forget += " --heuristic"
+        return f"compare what was completed on its own with the data, then: {forget}"
 
     gone = {branch.resource: None for branch in view.in_doubt if not branch.configured}
     if gone:
@@ -391,14 +414,22 @@ def advice(view: TransactionView) -> str:
     if all(branch.state is State.NOT_REACHED for branch in view.in_doubt):
         return f"bring back {where}; recovery does the rest"
     if view.finished_before:
-        return f"look what became of it on the other resources, then xabridge recover commit or rollback {view.name}"
+        return f"look what became of it on the other resources, then do the same here: {by_hand(view.name)}"
     if view.decision is not DecisionKnowledge.UNKNOWN:
         return "xabridge recover run, unless the transaction manager of this node runs: it recovers by itself"
     if view.ours is None:
         return "ask the transaction manager that made it"
     if view.origin is not None:
         return f"its driver resolves it when it runs: {view.origin.command}"
-    return f"xabridge recover run on node {view.ours.node}; only if its log is lost for good, decide yourself"
+    return (
+        f"xabridge recover run on node {view.ours.node}; only if its log is lost for good, decide yourself: "
+        f"{by_hand(view.name)}"
+    )
+
+
+def by_hand(name: str) -> str:
+    """The command that completes a transaction whose decision is not known here."""
+    return f"xabridge recover commit (or rollback) {name} --heuristic"
 
 
 # --- how a person names what is in doubt ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
-from xa import Code, Xid
+from xa import Code, XaError, Xid
 from xa.holdings import Holding, Relation
 from xabridge.operations.scan import Origin
 from xabridge.operations.survey import BranchView, DecisionKnowledge, State, Survey, TransactionView
@@ -20,8 +20,10 @@ from xabridge.text import transaction_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tm.log import Branch
     from tm.recovery import Report
     from xa import Gtrid
+    from xa.outcome_notes import BranchOutcome
 
 MOST: Final = 500
 """Transactions that a node sends, the oldest first."""
@@ -91,6 +93,16 @@ def _branch_value(branch: BranchView) -> dict[str, Any]:
         "configured": branch.configured,
         "origin": branch.origin.branch if branch.origin is not None else None,
         "also": list(branch.also),
+    }
+
+
+def missing_value(branch: Branch, outcome: BranchOutcome | XaError) -> dict[str, Any]:
+    """A branch of a decision that is not there any more, and what became of it; null where that can't be known now."""
+    return {
+        "transaction": transaction_name(branch.xid),
+        "resource": branch.resource,
+        "xid": str(branch.xid),
+        "outcome": None if isinstance(outcome, XaError) else outcome.name.lower().replace("_", "-"),
     }
 
 

@@ -42,7 +42,7 @@ class BrokerProcess:
             )
 
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
-        restored = re.search(r"([0-9]+) branches in doubt", line)
+        restored = re.search(r"([0-9]+) branch(?:es)? in doubt", line)
         self.restored = int(restored[1]) if restored else 0
         self.ports = [int(port) for port in re.findall(r"127\.0\.0\.1:([0-9]+)", line)]
         if not self.ports:

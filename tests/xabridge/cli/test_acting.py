@@ -213,7 +213,7 @@ def test_what_is_anothers_needs_heuristic(field: Field, xabridge: Xabridge) -> N
         with case(act, name):
             said = xabridge("recover", act, name, "--yes")
             assert said.code == 5
-            assert "if its own log, which is not here, has the other decision" in said.words
+            assert "its decision is not known here: this splits the transaction, unless every other" in said.words
             assert xabridge("recover", act, name, "--yes", "--heuristic").code == 0
     assert (data(field), branches(field)) == ({"a"}, 0)
     assert not field.log_folder.exists(), "this node's log has nothing to do with it"
@@ -367,6 +367,21 @@ def test_killed_around_a_heuristic_rollback(field: Field, xabridge: Xabridge, wh
     assert xabridge("recover", "list").code == 3, "the note is left"
     assert xabridge("recover", "forget", NAME, "--yes").code == 0
     assert not branches(field)
+    assert xabridge("recover", "list").code == 0
+
+
+@pytest.mark.slow
+def test_a_commit_after_a_note_of_a_rollback_that_did_not_happen_leaves_no_note(
+    field: Field, xabridge: Xabridge
+) -> None:
+    """The decision has ended, and the note tells that it was to commit: the branch goes the same way now."""
+    killed(field, "before-rollback", "rollback", NAME, "--on", "shop", "--heuristic", "--yes")
+    assert xabridge("recover", "run").code == 3
+    assert not read_log(field.log_folder).decisions
+    said = xabridge("recover", "commit", NAME, "--heuristic", "--yes")
+    assert (said.code, said.out) == (0, "orders-1·3fa91c·1 on shop: committed\n")
+    assert (data(field), branches(field)) == ({"order", "row"}, 0)
+    assert not read_log(field.log_folder).heuristics
     assert xabridge("recover", "list").code == 0
 
 

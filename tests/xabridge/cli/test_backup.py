@@ -381,7 +381,7 @@ def test_what_was_finished_before_does_not_fit_and_is_left_to_people(restored: S
     (told,) = found(checks, "fail", "branches")
     assert "·2: left alone on broker" in told
     assert "it was finished before" in told
-    assert "xabridge recover commit or rollback orders-1·3fa91c·2" in told
+    assert "xabridge recover commit (or rollback) orders-1·3fa91c·2 --heuristic" in told
 
     assert "·1: decided; recovery commits it" in found(checks, "ok", "branches")[0]
     restored.field.configure("shop")
@@ -390,6 +390,9 @@ def test_what_was_finished_before_does_not_fit_and_is_left_to_people(restored: S
     shown = xabridge("recover", "show", "orders-1:3fa91c:2").words
     assert "was finished before" in shown
     assert "look what became of it on the other resources" in shown
+    assert "xabridge recover commit (or rollback) orders-1·3fa91c·2 --heuristic" in shown
+    planned = xabridge("recover", "rollback", "orders-1:3fa91c:2", "--heuristic", "--dry-run").words
+    assert "which is not here" not in planned, "it is this node's log, and says nothing of it any more"
     assert len(restored.field.stores["shop"].in_doubt) == 1
     rollback = ("recover", "rollback", "orders-1:3fa91c:2", "--yes")
     assert xabridge(*rollback).code == 5

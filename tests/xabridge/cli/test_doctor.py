@@ -17,6 +17,7 @@ from xa.diagnosis import Check, Diagnosis, Health
 from xabridge.cli.doctor import lines
 from xabridge.operations.diagnosis import Examined, examine_survey
 from xabridge.operations.survey import Survey
+from xabridge.testing.in_process import TestBroker
 
 
 def checks(xabridge: Xabridge) -> dict[tuple[str, str], dict[str, Any]]:
@@ -142,7 +143,8 @@ def test_orphans_and_heuristic_outcomes(field: Field, xabridge: Xabridge) -> Non
     log.close()
     found = checks(xabridge)
     assert found["log", "content"]["health"] == "warn"
-    assert found["orphans", "orphans"]["found"] == "1 branch in doubt, 1 completed on their own"
+    assert "locks" not in found["orphans", "orphans"]["mend"], "it holds none any more"
+    assert found["orphans", "orphans"]["found"] == "1 branch completed by hand, or by the resource itself"
 
 
 def test_node_ids_that_clash(field: Field, xabridge: Xabridge) -> None:
@@ -179,3 +181,38 @@ def test_clocks() -> None:
         assert ahead_s > 0 or "shop 37 s behind" in clock.found
     (line,) = lines(Examined("x\x1b", Check(Health.OK, "it", "a\x07b")))
     assert line == "ok    x\\x1b      a\\x07b", "safe to show"
+
+
+def of_outbox(xabridge: Xabridge) -> dict[str, tuple[str, str]]:
+    """Health and words of each check of the outbox."""
+    found = checks(xabridge)
+    return {
+        what: (check["health"], f"{check['found']} {check['mend']}")
+        for (of, what), check in found.items()
+        if of == "outbox"
+    }
+
+
+def test_the_broker_and_the_database_of_the_outbox(field: Field, xabridge: Xabridge) -> None:
+    """Without a table in the file nothing is said of it. Looking makes no tables."""
+    assert of_outbox(xabridge) == {}
+    before = field.config.read_text()
+    database = f"sqlite:///{field.folder / 'shop.db'}"
+
+    def written(broker: str) -> dict[str, tuple[str, str]]:
+        field.config.write_text(f'{before}\n[outbox]\nbroker = "{broker}"\ndatabase = "{database}"\n')
+        return of_outbox(xabridge)
+
+    away = written("amqp://127.0.0.1:1")
+    assert away["broker"][0] == "fail"
+    assert "127.0.0.1:1" in away["broker"][1]
+    assert away["database"][0] == "warn"
+    assert "no outbox yet" in away["database"][1]
+    assert written("stomp://broker")["broker"][0] == "fail"
+    with TestBroker() as broker:
+        assert written(broker.url)["broker"][0] == "ok"
+        assert xabridge("outbox", "create").code == 0
+        assert of_outbox(xabridge)["database"] == ("ok", "sqlite:////field/shop.db: 0 messages waiting ")
+
+    field.config.write_text(f"{before}\n[outbox]\nbrokers = 1\n")
+    assert of_outbox(xabridge)["configuration"][0] == "fail"

@@ -78,6 +78,38 @@ def test_nothing_to_do_and_nothing_to_go_by(field: Field, xabridge: Xabridge) ->
     assert "log: there is no log, and no resource decides" in said.err
 
 
+def test_a_dry_run_names_what_is_not_there_any_more(field: Field, xabridge: Xabridge) -> None:
+    """As the pass does, also where nothing else is in doubt."""
+    for sequence, prepared in ((1, ("broker",)), (2, ())):
+        gtrid = field.gtrid(sequence)
+        field.decide(gtrid, "broker", "shop")
+        for name in prepared:
+            field.prepare(name, gtrid)
+    gone = "not there any more on {}: committed before, or completed by hand"
+    dry = xabridge("recover", "run", "--dry-run")
+    assert dry.code == 3
+    assert f"orders-1·3fa91c·1 would be committed on broker {gone.format('shop')}" in dry.words
+    assert gone.format("broker") in dry.words.partition("orders-1·3fa91c·2")[2]
+
+    said = xabridge("recover", "run")
+    assert said.code == 0
+    assert f"orders-1·3fa91c·1 committed on broker {gone.format('shop')}" in said.words
+    assert gone.format("broker, shop") in said.words.partition("orders-1·3fa91c·2")[2]
+
+
+def test_what_only_another_node_has_in_doubt_is_shown_and_is_clean(field: Field, xabridge: Xabridge) -> None:
+    """For every command alike, unless that node is named."""
+    field.open_log().close()
+    field.prepare("shop", field.gtrid(114, node="orders-2", log_id=OTHER_LOG, incarnation=OTHERS))
+    name = "orders-2:c07d11:114"
+    commands = ("list",), ("show", name), ("run", "--dry-run"), ("run",)
+    said = {command: xabridge("recover", *command) for command in commands}
+    assert {command: one.code for command, one in said.items()} == dict.fromkeys(commands, 0)
+    assert all("orders-2" in one.out for one in said.values())
+    assert xabridge("recover", "list", "--node", "orders-2").code == 3
+    assert xabridge("recover", "list", "--node", NODE).code == 0
+
+
 def test_what_can_not_be_reached_is_said_and_the_rest_is_done(field: Field, xabridge: Xabridge) -> None:
     fill(field)
     field.configure("broker", urls=[("shop", field.url("shop", socket="nowhere"))])

@@ -147,7 +147,7 @@ async def transaction(console: Console, request: Request, session: Session) -> V
         "title": view.name,
         "view": view,
         "found": found,
-        "would": would(view),
+        "would": "; ".join(would(view)),
         "advice": advice(view),
         "state_of": state_of,
         "acts": _acts(view),

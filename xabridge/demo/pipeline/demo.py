@@ -29,6 +29,7 @@ from xabridge.demo.pipeline.servers import PipelineServers
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.java import check_spark, find_java
 from xabridge.testing.postgres import PostgresMissing
+from xabridge.text import several
 
 if TYPE_CHECKING:
     import argparse
@@ -179,7 +180,7 @@ class Demo:
         self._faults.append("driver and its JVM")
         figures = self._gauge.look()
         self._show(figures)
-        self._display.event(f"kill -9 driver and its JVM: {figures.in_doubt} branches in doubt")
+        self._display.event(f"kill -9 driver and its JVM: {several(figures.in_doubt, 'branch')} in doubt")
         self._driver.start()
 
     def _listen(self) -> None:

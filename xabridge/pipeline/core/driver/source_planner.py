@@ -174,7 +174,7 @@ class SourcePlanner:
         count = len(planned.parts)
         self._planned_rows += planned.rows
         if planned.again:
-            logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, count)
+            logger.info("epoch %d is decided: what it took is read again from its branches (%d)", end.epoch, count)
         octets = 0 if planned.exact else smaller(self._source.octets, limits.octets)
         octets = -(-octets // max(count, 1))
         shares = self._shared(planned)

@@ -314,9 +314,11 @@ async def _branches_to_decide(
     strange = [branch for branch in reported if branch.xid.gtrid != plan.gtrid]
     missing = [branch for branch in reported if branch.xid not in prepared[branch.resource]]
     if strange or missing:
-        what = "belong to another attempt" if strange else "are not prepared any more"
+        what = "of another attempt" if strange else "not prepared any more"
         names = ", ".join(f"{branch.xid} on {branch.resource}" for branch in (strange or missing)[:3])
-        raise BatchRefused(f"{len(strange or missing)} branches {what} ({names}): the batch has to be run again")
+        count = len(strange or missing)
+        branches = "1 branch is" if count == 1 else f"{count} branches are"
+        raise BatchRefused(f"{branches} {what} ({names}): the batch has to be run again")
     sources = [
         Branch(resource, xid)
         for resource in planned.sources

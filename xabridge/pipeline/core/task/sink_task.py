@@ -288,7 +288,7 @@ class SinkTask:
         ]
         if orphans:
             logger.warning(
-                "rolling back %d branches of earlier attempts at %s", len(orphans), self._xids[resource.name]
+                "rolling back what earlier attempts at %s have prepared: %d", self._xids[resource.name], len(orphans)
             )
             ask_branches({resource.name: resource}, Verb.ROLLBACK, orphans)
         return len(orphans)
