@@ -50,6 +50,7 @@ RETRY_REASON: Final = "x-opt-retry-reason"
 RETRY_APART: Final = "x-opt-retry-apart"
 RETRIED: Final = "x-opt-retry-"
 """So begin the message annotations of a message that is put off. A dead letter that is sent again is a new message."""
+REFUSED_AT_COMMIT: Final = "Catch this and commit, and the broker takes it for refused: it goes to the dead letters"
 TOGETHER: Final = 32
 """Messages of a batch that are handed to the connection together."""
 
@@ -467,10 +468,11 @@ def _taken(links: MessageLinks, work: Work | None, arrived: Arrived, *, first: b
         return read(arrived.octets)
     try:
         message = read(arrived.octets)
-    except XaError:
+    except XaError as error:
         if first:  # it is refused when the branch is committed
             work.hold(arrived, arrived)
             work.held[id(arrived)].outcome = REJECT
+            raise xa_error(error.code, f"{error.message}. {REFUSED_AT_COMMIT}") from error
         raise
     work.hold(arrived, message)
     return message

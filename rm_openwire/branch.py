@@ -603,9 +603,11 @@ class BranchWork(Unit):
             self._widen(connection, consumer, wire)
         try:
             message = decoded_message(wire, dispatch.redeliveries)
-        except XaError:
+        except XaError as error:
             if first:  # it is put away when the branch is committed
                 self._put_away(connection, Received(None, wire, consumer))  # type: ignore[arg-type]
+                where = self._settings.dead_letter_queue
+                raise xa_error(error.code, f"{error.message}. Catch this and commit, and it goes to {where}") from error
             raise
         self._received[id(message)] = Received(message, wire, consumer)
         return message

@@ -170,7 +170,7 @@ class Container:
         try:
             self._restore()
         except BaseException:
-            self.resource.store.close()  # or nobody could open it as long as this process lives
+            self.resource.store.close()  # otherwise it stays locked as long as this process lives
             raise
         self.resource.make_configured()
         self._note_rates()

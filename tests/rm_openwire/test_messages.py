@@ -121,10 +121,13 @@ def test_a_message_that_can_not_be_read_is_put_away(client: Client) -> None:
     other.rm.commit(xid, RMID)
     with other.work() as session:
         assert [message.body for message in session.receive_batch(queue, 5, 5)] == ["first"]
-    with other.work() as session, pytest.raises(ResourceError, match="StreamMessage"):
+    says = rf"StreamMessage .* Catch this and commit, and it goes to {dead}"
+    with other.work() as session, pytest.raises(ResourceError, match=says):
         session.receive(queue, 5)
     with other.work() as session, pytest.raises(NoMessage):
         session.receive(queue, 0)
+    with other.work() as session, pytest.raises(ResourceError, match="StreamMessage"):
+        session.receive(dead, 5)
     other.rm.drop()
 
 

@@ -50,8 +50,8 @@ def _broker(config: OutboxConfig) -> Check:
     try:
         publisher.open()
     except BrokerAway as error:
-        mend = "start it, or make it reachable from this machine; messages wait in the outbox meanwhile"
-        return Check(Health.FAIL, "broker", str(error), mend)
+        advice = "start it, or make it reachable from this machine; messages wait in the outbox meanwhile"
+        return Check(Health.FAIL, "broker", str(error), advice)
     finally:
         publisher.close()
     return Check(Health.OK, "broker", f"{shown(config.broker)}: the relay can log in")
@@ -73,8 +73,8 @@ def _database(config: OutboxConfig) -> Check:
 
     try:
         if not inspect(store.engine).has_table(store.tables.outbox.name, schema=config.schema):
-            mend = "the relay makes it, if it may; or: xabridge outbox create"
-            return Check(Health.WARN, "database", f"{shown(config.database)}: there is no outbox yet", mend)
+            advice = "the relay makes it, if it may; or: xabridge outbox create"
+            return Check(Health.WARN, "database", f"{shown(config.database)}: there is no outbox yet", advice)
         figures = store.figures()
     except TablesError as error:
         return Check(Health.FAIL, "database", str(error), "follow the message")

@@ -174,9 +174,9 @@ def _is_whole(engine: Engine, table: str) -> bool:
 def _faults(connection: Connection) -> Iterator[str]:
     """What a store that a broker has written never has."""
     if connection.dialect.name == "sqlite":
-        found = connection.execute(text("PRAGMA quick_check(1)")).scalars().all()
-        if found != ["ok"]:
-            yield f"{_damaged(connection.engine)}: {printable(found[0], 200)}"
+        result = connection.execute(text("PRAGMA quick_check(1)")).scalars().all()
+        if result != ["ok"]:
+            yield f"{_damaged(connection.engine)}: {printable(result[0], 200)}"
             return
 
     def count(condition: Any, *of: Any) -> int:

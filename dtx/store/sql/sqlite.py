@@ -187,7 +187,7 @@ class SqliteDatabase:
             if created:
                 force(path.parent)
         except OSError as error:
-            if self._lock >= 0:  # or nobody could open it as long as this process lives
+            if self._lock >= 0:  # otherwise it stays locked as long as this process lives
                 os.close(self._lock)
             raise StoreError(f"the store {path} can't be opened: {error}") from error
 

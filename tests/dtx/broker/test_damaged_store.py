@@ -7,7 +7,8 @@ import json
 import os
 import random
 import sqlite3
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -25,9 +26,6 @@ from dtx.store.sql.sqlite import PAGE_SIZE
 from dtx.store.sql.tables import METADATA
 from tests.dtx.store.stores import Place
 from xa import Code, Xid
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FLIPS: Final = int(os.environ.get("XABRIDGE_SCHEDULES", "80"))
 
@@ -92,7 +90,7 @@ def checked(url: str) -> str:
 
 @pytest.mark.slow
 def test_a_store_with_any_octets_changed_starts_or_says_why_it_does_not(octets: bytes, tmp_path: Path) -> None:
-    """In every page, one octet or many. Whoever could not start it can try again in the same process."""
+    """In every page, one octet or many. What could not be started can be tried again in the same process."""
     seed = random.randrange(1 << 32)
     drawn = random.Random(seed)
     pages = len(octets) // PAGE_SIZE
@@ -100,6 +98,7 @@ def test_a_store_with_any_octets_changed_starts_or_says_why_it_does_not(octets: 
         damaged = bytearray(octets)
         for _ in range(drawn.choice([1, 2, 8, 64])):
             damaged[number % pages * PAGE_SIZE + drawn.randrange(PAGE_SIZE)] ^= drawn.randrange(1, 256)
+
         where = f"seed {seed}, number {number}"
         url = put(tmp_path / "damaged.db", bytes(damaged))
         try:

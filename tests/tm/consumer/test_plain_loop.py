@@ -4,19 +4,17 @@ makes of a transaction counts for no message; what the work itself fails with do
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import pytest
+from proton.utils import BlockingConnection
 
-from tm import RolledBack
-from xa import Code, xa_error
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.tm.consumer.stall import Stall
+from tm import RolledBack, Transaction
+from xa import Code, ResourceError, xa_error
 from xabridge.testing.reference import Fate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.tm.consumer.stall import Stall
-    from tm import Transaction
 
 LIMIT: Final = 10
 """Deliveries in vain after which the broker makes a dead letter of a message."""
@@ -105,3 +103,26 @@ def test_what_the_work_itself_fails_with_counts(stall: Stall, error: Exception, 
         raise error
     in_a_block(stall)
     assert stall.store.data == {"a": count}
+
+
+def test_what_can_not_be_read_goes_to_the_dead_letters_where_the_error_is_caught(
+    stall: Stall, broker: EmbeddedBroker
+) -> None:
+    """As the error says. Otherwise it comes again."""
+    connection = BlockingConnection(broker.address)
+    sender = connection.create_sender(stall.queue)
+    delivery = sender.link.delivery("1")
+    sender.link.stream(b"\x00\x53\x77\x73\x6b\x81\xac\x27")  # a char that is none
+    sender.link.advance()
+    connection.wait(lambda: delivery.remote_state != 0)
+    connection.close()
+
+    def depth(queue: str) -> int:
+        return broker.inside(lambda broker: broker.container.resource.queues[queue].depth)
+
+    with pytest.raises(ResourceError, match="Catch this and commit"), stall.manager.begin() as tx:
+        tx["broker"].receive(stall.queue, 5)
+    assert depth(stall.queue) == 1
+    with stall.manager.begin() as tx, pytest.raises(ResourceError, match="goes to the dead letters"):
+        tx["broker"].receive(stall.queue, 5)
+    assert (depth(stall.queue), depth(f"{stall.queue}.dead")) == (0, 1)

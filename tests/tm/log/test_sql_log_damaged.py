@@ -123,6 +123,7 @@ def test_a_file_with_any_octets_changed_is_an_error_of_the_log_or_none(whole: Pa
         damaged = bytearray(octets)
         for _ in range(drawn.choice([1, 8, 64])):
             damaged[number % pages * SQLITE_PAGE + drawn.randrange(SQLITE_PAGE)] ^= drawn.randrange(1, 256)
+
         for look in (look_at_log, open_log):
             for file in tmp_path.glob("damaged.db*"):
                 file.unlink()
