@@ -601,6 +601,7 @@ class BranchWork(Unit):
             consumer.last = max(consumer.last, wire.message_id.broker_sequence)
         if self._settings.prefetch:
             self._widen(connection, consumer, wire)
+
         try:
             message = decoded_message(wire, dispatch.redeliveries)
         except XaError as error:

@@ -45,6 +45,7 @@ from xa import NULL_XID, Code, Xid
 
 QUEUES = ("q", "r")
 FOREVER = 10**9
+GARBAGE = b"\xff no message"
 DELAY = {symbol(DELIVERY_DELAY): 300_000}
 """Shorter than the time that passes at once, and longer than nothing."""
 CALM = 5
@@ -253,6 +254,73 @@ class BrokerMachine(RuleBasedStateMachine):
         client, body = one_of(self.clients, which), self.name()
         assert self.send(client, queue, delayed=delayed).remote_state == Delivery.ACCEPTED
         self.messages.append(Message(body, queue, delayed=delayed))
+
+    def send_settled(self, client: Client, queue: str, octets: bytes) -> None:
+        """Sends a message whose outcome is not waited for; nothing has moved yet."""
+        client.peer.send_octets(client.senders[queue], octets, client.peer.name("m"), settled=True)
+
+    @precondition(lambda self: self.clients)
+    @rule(which=index, queue=st.sampled_from(QUEUES), refused=st.booleans())
+    def post_settled(self, which: int, queue: str, *, refused: bool) -> None:
+        """A message that is refused is counted, and leaves nothing; the link goes on."""
+        client, body = one_of(self.clients, which), self.name()
+        before = self.world.container.settled_and_refused
+        self.send_settled(client, queue, GARBAGE if refused else ProtonMessage(body=body).encode())
+        self.world.pump()
+        assert self.world.container.settled_and_refused == before + refused
+        if not refused:
+            self.messages.append(Message(body, queue))
+
+    @precondition(lambda self: self.clients)
+    @rule(which=index, queue=st.sampled_from(QUEUES), closed=st.booleans())
+    def post_and_detach(self, which: int, queue: str, *, closed: bool) -> None:
+        """A settled message and, if the link is not closed, one whose outcome comes behind the detach."""
+        client = one_of(self.clients, which)
+        link = client.senders[queue]
+        bodies = [self.name(), self.name()][: 1 if closed else 2]
+        self.send_settled(client, queue, ProtonMessage(body=bodies[0]).encode())
+        if closed:
+            link.close()
+        else:
+            octets = ProtonMessage(body=bodies[1]).encode()
+            delivery = client.peer.send_octets(link, octets, client.peer.name("m"))
+            link.detach()
+        self.world.pump()
+        assert link.state & link.REMOTE_CLOSED or not closed
+        assert closed or delivery.remote_state == Delivery.ACCEPTED
+        self.messages += [Message(body, queue) for body in bodies]
+        client.senders[queue] = client.peer.sender(queue)
+
+    @precondition(lambda self: self.calm > CALM and self.clients)
+    @rule(which=index, queue=st.sampled_from(QUEUES), session=st.booleans())
+    def leave(self, which: int, queue: str, *, session: bool) -> None:
+        """A client says goodbye behind a settled message: it is in its queue when the goodbye is answered."""
+        client, body = one_of(self.clients, which), self.name()
+        self.send_settled(client, queue, ProtonMessage(body=body).encode())
+        one = client.peer.session if session else client.peer.connection
+        one.close()
+        self.world.pump()
+        assert one.state & one.REMOTE_CLOSED
+        client.peer.vanish()
+        self.world.peers.remove(client.peer)
+        self.messages.append(Message(body, queue))
+        self.lost(client)
+
+    @precondition(lambda self: len(self.clients) > 1)
+    @rule(which=index, left=st.booleans())
+    def dynamic_node(self, which: int, *, left: bool) -> None:
+        """Others send to a node of a client's own, and it is gone with the client's link; so is what it had."""
+        owner, other = one_of(self.clients, which), one_of(self.clients, which + 1)
+        link = owner.peer.receiver(None, 1)
+        address = link.remote_source.address
+        sender = other.peer.sender(address)
+        assert other.peer.post(sender, self.name()).remote_state == Delivery.ACCEPTED
+        assert owner.peer.take(link) is not None
+        if left:
+            other.peer.post(sender, self.name(), settled=True)
+        link.close()
+        self.world.pump()
+        assert address not in self.world.container.resource.queues
 
     @precondition(lambda self: self.clients)
     @rule(which=index, queue=st.sampled_from(QUEUES))
@@ -538,6 +606,22 @@ class BrokerMachine(RuleBasedStateMachine):
         assert self.world.stopped, "the store was not asked"
         if step is Step.FORCED:
             self.messages.append(Message(body, queue))
+        self.restart()
+
+    @precondition(lambda self: self.calm > CALM and self.clients)
+    @rule(which=index, step=st.sampled_from(list(Step)), what=st.sampled_from(["link", "session", "connection"]))
+    def crash_behind_a_settled_message(self, which: int, step: Step, what: str) -> None:
+        """The end of a link, a session or a connection is not answered before the message is stored."""
+        client, body = one_of(self.clients, which), self.name()
+        ends = {"link": client.senders["q"], "session": client.peer.session, "connection": client.peer.connection}
+        self.step = step
+        self.send_settled(client, "q", ProtonMessage(body=body).encode())
+        ends[what].close()
+        self.world.pump()
+        assert not ends[what].state & ends[what].REMOTE_CLOSED, "answered, and the message may be lost"
+        assert self.world.stopped, "the store was not asked"
+        if step is Step.FORCED:
+            self.messages.append(Message(body, "q"))
         self.restart()
 
     @precondition(lambda self: self.calm > CALM and any(txn.lasting for txn in self.of("active", branch=False)))
