@@ -1,4 +1,5 @@
-"""These tests cover how the end of a reply is found in what MariaDB sends, however it is cut into pieces."""
+"""These tests cover how the end of a reply is found in what MariaDB sends, however it is cut into pieces, and what its
+refusals of XA START mean."""
 
 from __future__ import annotations
 
@@ -7,7 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from rm_db.mariadb.connection import MAX_REPLY, _Reader
+from rm_db.mariadb.connection import MAX_REPLY, Result, _Reader
+from rm_db.mariadb.transaction import MariaTransaction
+from rm_db.mariadb.xid import encode_xid
+from rm_db.server.pending import OutstandingSteps
+from rm_db.server.steps import Failure, Steps
+from xa import Code, XaError, Xid
 
 OK = b"\x00\x00\x00\x02\x00\x00\x00"
 ERROR = b"\xff\x51\x04#HY000no"
@@ -81,3 +87,36 @@ def test_a_reply_without_an_end_is_given_up() -> None:
         theirs.sendall(b"x")
         reader.take()
         assert "more than" in reader.why_lost
+
+
+class Answering:
+    """A connection whose server answers each statement but the last one with success, and that with this error."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def exchange(self, *commands: bytes) -> Steps[list[Result]]:
+        yield from ()
+        refused = Result((), Failure(None, "no", number=self._number))
+        return [*(Result((), None) for _ in commands[1:]), refused]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (1440, Code.XAER_DUPID),
+        (1399, Code.XA_RETRY), (1400, Code.XA_RETRY),  # the session is in the middle of something else
+        (1205, Code.XA_RETRY), (1317, Code.XA_RETRY), (1969, Code.XA_RETRY),
+        (1040, Code.XA_RETRY), (1041, Code.XA_RETRY), (1021, Code.XA_RETRY), (1290, Code.XA_RETRY),
+        (1398, Code.XAER_RMERR), (1401, Code.XAER_RMERR), (1235, Code.XAER_RMERR), (1142, Code.XAER_RMERR),
+    ],
+)  # fmt: skip
+def test_what_a_refusal_of_xa_start_means(number: int, code: Code) -> None:
+    """What the server is short of, or in the middle of, is tried again; what it will never do is not."""
+    transaction = MariaTransaction.__new__(MariaTransaction)
+    transaction.xid = Xid(7, b"g", b"b")
+    transaction._encoded = encode_xid(transaction.xid)
+    transaction._outstanding = OutstandingSteps(1.0)
+    with pytest.raises(XaError) as refused:
+        transaction._begin(Answering(number))  # type: ignore[arg-type]
+    assert refused.value.code is code
