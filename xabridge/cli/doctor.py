@@ -17,7 +17,7 @@ from xabridge.cli.outbox_checks import examine_outbox
 from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
 from xabridge.exit_codes import Exit
-from xabridge.operations.diagnosis import Examined, examine_log, examine_site, examine_survey
+from xabridge.operations.diagnosis import Examined, examine_log, examine_site, examine_survey, silent
 from xabridge.operations.progress import Progress
 from xabridge.operations.site import Site
 from xabridge.operations.survey import survey
@@ -84,7 +84,7 @@ def _examine(path: str, progress: Progress) -> Iterator[Examined]:
             yield from (Examined(name, check) for check in examined.checks)
         yield from examine_outbox(path)
         try:
-            found = survey(site.look())
+            found = survey(site.look(silent(diagnosed)))
         except ConfigurationError:
             return  # the log's URL names no log, which the check of the log has told
         yield from examine_survey(found, diagnosed)

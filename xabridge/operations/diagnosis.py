@@ -133,6 +133,12 @@ def _diagnosis(resource: Resource) -> Diagnosis:
     return Diagnosis((Check(Health.OK, "opened", f"{shown(resource.url)}: {resource.rm.name}"),))
 
 
+def silent(diagnosed: Mapping[str, Diagnosis]) -> list[str]:
+    """The resources of which nothing more is known than why they can't be used: asked again, each would take as long as
+    it takes to find that out."""
+    return [name for name, of in diagnosed.items() if [check.health for check in of.checks] == [Health.FAIL]]
+
+
 # --- what is in doubt -------------------------------------------------------------------------------------------------
 
 

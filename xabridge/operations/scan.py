@@ -24,7 +24,7 @@ from xa import TMNOFLAGS, TMSTARTRSCAN, ThreadOfControl, XaError, entered
 from xa.holdings import HoldingsReporting, InDoubtBranch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from tm.log import Decision, LogImage
     from tm.recovery.ownership import AtWork, Ceilings, Floors
@@ -122,13 +122,14 @@ class Scanner:
         read_log: Callable[[], LogImage | LogError | None],
         own: bytes = b"",
         floors_in_log: Mapping[bytes, int] | None = None,
+        silent: Collection[str] = (),
     ) -> ScannedSite:
         """What is in doubt. The log is read after the scan. Which transactions are over is read before it, from the log
-        too, unless that is known (`floors_in_log`)."""
+        too, unless that is known (`floors_in_log`). Resources that are known to be `silent` are not asked."""
         scanned: dict[str, ScannedResource] = {}
         decided: dict[str, dict[bytes, Decision]] = {}
-        unreachable: dict[str, str] = {}
-        asked = list(self._resources.values())
+        unreachable = dict.fromkeys(silent, "it was not asked again")
+        asked = [resource for resource in self._resources.values() if resource.name not in unreachable]
         with self._progress.step("asking", len(asked)) as done:
             floors, worked_at = self._look_at_deciders(unreachable, done)
             floors[IN_LOG] = _floors_in(read_log()) if floors_in_log is None else floors_in_log
@@ -156,7 +157,7 @@ class Scanner:
                 scanned[resource.name] = ScannedResource((), tells=True)
 
         deciders = {self._resources[name].decider.decider_id: name for name in decided}
-        deciding = tuple(resource.name for resource in asked if resource.decides)
+        deciding = tuple(resource.name for resource in self._resources.values() if resource.decides)
         return ScannedSite(
             self._node, tuple(self._resources), log, scanned, deciding, deciders, decided, unreachable, installed(),
             at_work, own, floors, worked_at, ceilings,
@@ -166,7 +167,9 @@ class Scanner:
         self, unreachable: dict[str, str], done: Callable[[str], None]
     ) -> tuple[dict[str, Mapping[bytes, int] | XaError], dict[str, float]]:
         """The floors in each resource that decides, and when this node was last known to be at work there."""
-        deciders = [resource for resource in self._resources.values() if resource.decides]
+        deciders = [
+            resource for resource in self._resources.values() if resource.decides and resource.name not in unreachable
+        ]
         floors: dict[str, Mapping[bytes, int] | XaError] = {}
         worked_at: dict[str, float] = {}
         answers = self.at_once(lambda resource: _noted(resource, self._node, now=self._now), deciders)

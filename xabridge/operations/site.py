@@ -26,7 +26,7 @@ from xa.resource_manager import RefusingRegistrar
 from xabridge.operations.scan import ScannedResource, ScannedSite, Scanner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from contextlib import AbstractContextManager
     from types import TracebackType
     from typing import Self
@@ -119,9 +119,9 @@ class Site:
         """It is opened for what needs it."""
         return False
 
-    def look(self) -> ScannedSite:
-        """Reads the branches in doubt and the decisions."""
-        return self._scanner.look(self.read_log)
+    def look(self, silent: Collection[str] = ()) -> ScannedSite:
+        """Reads the branches in doubt and the decisions. Resources that are known to be `silent` are not asked."""
+        return self._scanner.look(self.read_log, silent=silent)
 
     def at_once(self, question: Callable[[Resource], T]) -> Iterator[T]:
         """The answers of the resource managers to `question`, in their order; all are asked at once."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +218,18 @@ def test_the_broker_and_the_database_of_the_outbox(field: Field, xabridge: Xabri
 
     field.config.write_text(f"{before}\n[outbox]\nbrokers = 1\n")
     assert of_outbox(xabridge)["configuration"][0] == "fail"
+
+
+def test_a_resource_that_does_not_answer_is_asked_once(field: Field, xabridge: Xabridge) -> None:
+    """By its own diagnosis, which knows how long to wait for what should speak first."""
+    field.prepare("shop", field.gtrid(1))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        field.configure("shop", urls=[("elsewhere", f"mariadb://shop@127.0.0.1:{port}/shop?connect_timeout=30")])
+        began = time.monotonic()
+        found = checks(xabridge)
+        took_s = time.monotonic() - began
+    assert [check["health"] for (of, _), check in found.items() if of == "elsewhere"] == ["fail"]
+    assert "says nothing in" in next(check["found"] for (of, _), check in found.items() if of == "elsewhere")
+    assert found["orphans", "orphans"]["found"].startswith("1 branch in doubt")
+    assert took_s < 25, "the time-out of the URL was not waited for"
