@@ -22,6 +22,7 @@ from tests.programs import output_of
 from tests.tm.shop import Shop
 from tm import Transaction, TransactionError
 from xa import XaError
+from xabridge.frameworks.error_responses import response_for
 from xabridge.testing.in_process import TestBroker
 
 
@@ -50,6 +51,7 @@ def test_a_forked_child_refuses_and_its_parent_goes_on(shop: Shop) -> None:
         "block": lambda: _through_block(tx),
         "a session": lambda: session.write("key", "value"),
     }
+    answers: list[int] = []
     reads, writes = os.pipe()
     child = os.fork()
     if not child:
@@ -60,11 +62,14 @@ def test_a_forked_child_refuses_and_its_parent_goes_on(shop: Shop) -> None:
                 said[what] = "done"
             except (TransactionError, XaError, LookupError) as error:
                 said[what] = f"{type(error).__name__}: {error}"
-        os.write(writes, json.dumps([said, called]).encode())
+                if what == "commit" and isinstance(error, TransactionError):
+                    answers.append(response_for(error)[0])
+        os.write(writes, json.dumps([said, called, answers]).encode())
         os._exit(0)
 
     os.waitpid(child, 0)
-    said, called_back = json.loads(os.read(reads, 1 << 16))
+    said, called_back, answers = json.loads(os.read(reads, 1 << 16))
+    assert answers == [500], "a service does not say that nothing has happened"
     assert {what: words for what, words in said.items() if "a fork of the one" not in words} == {
         "block": "LookupError: "
     }

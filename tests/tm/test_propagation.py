@@ -15,6 +15,7 @@ import pytest
 from tests.tm.shop import Shop
 from tm import GlobalState, OutcomeUnknown, Propagation, ProtocolMisuse, RolledBack, Transaction
 from xa import Code
+from xabridge.frameworks.error_responses import response_for
 from xabridge.testing.reference import Fate
 
 P = Propagation
@@ -147,6 +148,25 @@ def test_retries_run_it_again_in_a_new_transaction_and_come_to_an_end(shop: Shop
     assert shop.values() == ({"a": (3,), "b": 3} if retries == 3 else {"a": None, "b": None})
     assert shop.tm.current_or_none() is None
     shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_work_that_has_ended_its_own_branch_is_not_done_again(shop: Shop, kind: str) -> None:
+    """A part of it may be committed, by a COMMIT in a procedure for example: it would be done twice."""
+    shop["a"].script.plan("prepare", Code.XA_RBPROTO)
+    seen = []
+
+    def work() -> None:
+        seen.append(1)
+        shop.tm["a"].write("k", 1)
+        shop.tm["b"].write("k", 1)
+
+    with pytest.raises(RolledBack, match="Correct the code") as raised:
+        decorated(shop, kind, work, retries=5)()
+    assert len(seen) == 1
+    status, said, headers = response_for(raised.value)
+    assert (status, headers) == (500, {})
+    assert "a part of it may have happened; don't try again" in said
 
 
 @pytest.mark.parametrize("kind", KINDS)
