@@ -90,6 +90,10 @@ def test_a_dry_run_names_what_is_not_there_any_more(field: Field, xabridge: Xabr
     assert dry.code == 3
     assert f"orders-1·3fa91c·1 would be committed on broker {gone.format('shop')}" in dry.words
     assert gone.format("broker") in dry.words.partition("orders-1·3fa91c·2")[2]
+    missing = json.loads(xabridge("recover", "run", "--dry-run", "--json").out)["missing"]
+    assert [(one["resource"], one["outcome"]) for one in missing] == [
+        ("shop", "unknown"), ("broker", "unknown"), ("shop", "unknown"),
+    ]  # fmt: skip
 
     said = xabridge("recover", "run")
     assert said.code == 0
