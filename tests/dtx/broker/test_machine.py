@@ -312,7 +312,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """Others send to a node of a client's own, and it is gone with the client's link; so is what it had."""
         owner, other = one_of(self.clients, which), one_of(self.clients, which + 1)
         link = owner.peer.receiver(None, 1)
-        address = link.remote_source.address
+        address = str(link.remote_source.address)
         sender = other.peer.sender(address)
         assert other.peer.post(sender, self.name()).remote_state == Delivery.ACCEPTED
         assert owner.peer.take(link) is not None

@@ -12,7 +12,7 @@ from rm_db.mariadb.connection import MAX_REPLY, Result, _Reader
 from rm_db.mariadb.transaction import MariaTransaction
 from rm_db.mariadb.xid import encode_xid
 from rm_db.server.pending import OutstandingSteps
-from rm_db.server.steps import Failure, Steps
+from rm_db.server.steps import Failure
 from xa import Code, XaError, Xid
 
 OK = b"\x00\x00\x00\x02\x00\x00\x00"
@@ -95,8 +95,7 @@ class Answering:
     def __init__(self, number: int) -> None:
         self._number = number
 
-    def exchange(self, *commands: bytes) -> Steps[list[Result]]:
-        yield from ()
+    async def exchange(self, *commands: bytes) -> list[Result]:
         refused = Result((), Failure(None, "no", number=self._number))
         return [*(Result((), None) for _ in commands[1:]), refused]
 
