@@ -1,14 +1,14 @@
-"""NodePages: what a running manager shows and does for whoever finishes transactions by hand (docs/operations.md,
+"""NodePages: what a running manager shows and does when an operator finishes transactions by hand (docs/operations.md,
 "Acting through a node").
 
     GET  /node/in-doubt   with http_token       what is in doubt, as `recover list` shows it
     POST /node/preview    with http_act_token   {"doing", "name", "on", "gone"}: what it would do, and a ticket
-    POST /node/act        with http_act_token   {"ticket", "heuristic", "who"}: does it, and says what came of it
+    POST /node/act        with http_act_token   {"ticket", "heuristic", "who"}: does it, and says the result
 
-What is done is what a ticket was given for, and nothing else: whoever has the ticket has seen the words. It is drawn by
-this process, serves once, and for TICKET_S. So a request that is sent again, by a proxy or by somebody who has recorded
-it, does nothing: it is answered with what came of the first one. After a restart no ticket of before is known (410).
-Then it is not known here what came of it, and the asker looks again.
+What is done is what a ticket was given for, and nothing else: its holder has seen the text. The ticket is drawn by this
+process, serves once, and for TICKET_S. So a request that is sent again, by a proxy or by somebody who has recorded it,
+does nothing: it is answered with the result of the first one. After a restart no ticket of before is known (410). Then
+the result is not known here, and the asker looks again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AUDIT: Final = logging.getLogger("xabridge.node.audit")
 TICKET_S: Final = 900.0
 TICKETS: Final = 1000
 ANSWER_S: Final = 8.0
-"""How long who asked waits for what is done; then it is told that it goes on."""
+"""How long the asker waits for what is done; then the answer is that it goes on."""
 REST: Final = 20.0
 """What is in doubt is put together again after so many times as long as that had the processor. It is the processor of
 the application: where a hundred thousand branches are in doubt, somebody who looks takes no more than a twentieth."""
@@ -101,8 +101,10 @@ class NodePages:
             return _answer(503, {"why": str(error)})
         began = time.thread_time()
         live = [one.gtrid.hex() for one in self._manager.live if not one.waits][:LIVE]
-        told = survey_json.encode_survey(survey(seen))
-        self._in_doubt_answer = _answer(200, {"pid": os.getpid(), "acting": self._acting, "survey": told, "live": live})
+        encoded = survey_json.encode_survey(survey(seen))
+        self._in_doubt_answer = _answer(
+            200, {"pid": os.getpid(), "acting": self._acting, "survey": encoded, "live": live}
+        )
         self._in_doubt_until = self._clock() + REST * (time.thread_time() - began)
         return self._in_doubt_answer
 
@@ -115,15 +117,16 @@ class NodePages:
             choice = await self.operations.choose(wanted)
         except (ActRefused, AnswerUnavailable) as error:
             return _answer(409, {"why": str(error)})
+
         ticket = self._ticket_for(wanted, choice.told)
         view = None if choice.view is None else survey_json.encode_transaction(choice.view)
-        told = {"told": choice.told, "refused": choice.refused, "needs_heuristic": choice.needs_heuristic, "view": view}
-        return _answer(200, {"ticket": ticket, **told})
+        shown = {"told": choice.told, "refused": choice.refused, "needs_heuristic": choice.needs_heuristic}
+        return _answer(200, {"ticket": ticket, "view": view, **shown})
 
     async def _act(self, body: bytes) -> Answer:
         try:
-            told = json.loads(body)
-            number, heuristic, who = told["ticket"], told["heuristic"] is True, str(told["who"])[:_LONGEST]
+            request = json.loads(body)
+            number, heuristic, who = request["ticket"], request["heuristic"] is True, str(request["who"])[:_LONGEST]
             ticket = self._tickets.get(number)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             return _answer(400, {"why": f"this asks for nothing that can be done: {error}"})
@@ -138,12 +141,12 @@ class NodePages:
         return _answer(200, ticket.doing.result())
 
     # -- tickets
-    def _ticket_for(self, wanted: OperatorRequest, told: tuple[str, ...]) -> str:
+    def _ticket_for(self, wanted: OperatorRequest, shown: tuple[str, ...]) -> str:
         while len(self._tickets) >= TICKETS:
             oldest = next((name for name, one in self._tickets.items() if one.is_over), next(iter(self._tickets)))
             del self._tickets[oldest]
         number = secrets.token_urlsafe(24)
-        self._tickets[number] = _Ticket(wanted, told, self._clock())
+        self._tickets[number] = _Ticket(wanted, shown, self._clock())
         return number
 
     async def _carried_out(self, ticket: _Ticket, who: str, *, heuristic: bool) -> dict[str, Any]:
@@ -151,11 +154,11 @@ class NodePages:
         about = {"node": self._manager.node, "what": wanted.doing, "heuristic": heuristic}
         if wanted.doing != RECOVER:
             about |= {"transaction": wanted.name, "on": list(wanted.on), "gone": list(wanted.gone)}
-        _audit(who, "asked", about, told=list(ticket.told))
+        _audit(who, "asked", about, told=list(ticket.shown))
 
         try:
             self._in_doubt_answer = None
-            said = await self.operations.carry_out(wanted, ticket.told, heuristic=heuristic)
+            said = await self.operations.carry_out(wanted, ticket.shown, heuristic=heuristic)
         except ActRefused as error:
             _audit(who, "refused", about, why=str(error))
             return {"state": "refused", "why": str(error)}
@@ -177,10 +180,10 @@ class NodePages:
 
 @dataclass(slots=True)
 class _Ticket:
-    """What was shown, and what came of it."""
+    """What was shown, and its result."""
 
     wanted: OperatorRequest
-    told: tuple[str, ...]
+    shown: tuple[str, ...]
     since: float
     doing: asyncio.Task[dict[str, Any]] | None = None
 
@@ -189,9 +192,9 @@ class _Ticket:
         return self.doing is not None and self.doing.done()
 
 
-def _wanted(told: Any) -> OperatorRequest:
-    doing, name = told["doing"], told["name"]
-    on, gone = told["on"], told["gone"]
+def _wanted(request: Any) -> OperatorRequest:
+    doing, name = request["doing"], request["name"]
+    on, gone = request["on"], request["gone"]
     texts = [name, *on, *gone]
     if doing not in DOING:
         raise ValueError(f"doing is one of {', '.join(sorted(DOING))}")
@@ -200,8 +203,8 @@ def _wanted(told: Any) -> OperatorRequest:
     return OperatorRequest(doing, name, tuple(on), tuple(gone))
 
 
-def _answer(status: int, told: Mapping[str, Any]) -> Answer:
-    return Answer(status, json.dumps(told).encode() + b"\n", JSON)
+def _answer(status: int, content: Mapping[str, Any]) -> Answer:
+    return Answer(status, json.dumps(content).encode() + b"\n", JSON)
 
 
 def _audit(who: str, came: str, about: Mapping[str, Any], **more: Any) -> None:

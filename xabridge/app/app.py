@@ -419,7 +419,7 @@ class App(Generic[Tx_co]):
         return all(finished)
 
     def enter_lifespans(self, started: ExitStack) -> None:
-        """For whoever starts it: runs the lifespans up to their `yield`, and the rest with `started`."""
+        """Runs the lifespans up to their `yield`, and the rest with `started`."""
         for lifespan in self._lifespans:
             if inspect.isasyncgenfunction(lifespan):
                 raise ConfigurationError(
@@ -556,24 +556,24 @@ def _as_coroutine_function(call: Callable[..., Any], function: Callable[..., Any
     return run
 
 
-def find_app(told: str) -> App:
-    """The App; ConfigurationError says what is wrong with the name. An error of the module itself is raised."""
-    module, separator, name = told.partition(":")
+def find_app(reference: str) -> App:
+    """The App that `reference` names. ConfigurationError: the name is wrong. Errors of the module itself are raised."""
+    module, separator, name = reference.partition(":")
     if not module or not separator or not name:
-        raise ConfigurationError(f"{told}: expected module:name, as shop:app")
+        raise ConfigurationError(f"{reference}: expected module:name, as shop:app")
 
     try:
         spec = find_spec(module)
     except ModuleNotFoundError as error:
-        raise ConfigurationError(f"{told}: {error}; is this the folder that it is in?") from error
+        raise ConfigurationError(f"{reference}: {error}; is this the folder that it is in?") from error
     if spec is None:
-        raise ConfigurationError(f"{told}: there is no module {module}; is this the folder that it is in?")
+        raise ConfigurationError(f"{reference}: there is no module {module}; is this the folder that it is in?")
     loaded = import_module(module)
     app = getattr(loaded, name, None)
     if app is None:
         apps = [f"{module}:{one}" for one, value in vars(loaded).items() if isinstance(value, App)]
         there = f"it has {', '.join(apps)}" if apps else f"it has no App (it is {loaded.__file__ or 'a folder'})"
-        raise ConfigurationError(f"{told}: {module} has no {name}; {there}")
+        raise ConfigurationError(f"{reference}: {module} has no {name}; {there}")
     if not isinstance(app, App):
-        raise ConfigurationError(f"{told}: {name} is a {type(app).__qualname__}, and no App")
+        raise ConfigurationError(f"{reference}: {name} is a {type(app).__qualname__}, and no App")
     return app

@@ -50,7 +50,7 @@ class JsonCodec:
             octets: bytes = _adapter_of(value).dump_json(value)
             return octets
         if hasattr(value, "__struct_fields__"):
-            import msgspec  # noqa: PLC0415 — whoever made the value has loaded it
+            import msgspec  # noqa: PLC0415 — the maker of the value has loaded it
 
             return msgspec.json.encode(value)
         return json.dumps(value, default=_as_json, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -101,7 +101,7 @@ def _adapter_of(value: Any) -> Any:
 
 @lru_cache(maxsize=1000)
 def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter  # noqa: PLC0415 — whoever made the type has loaded it
+    from pydantic import TypeAdapter  # noqa: PLC0415 — the maker of the type has loaded it
 
     return TypeAdapter(kind)
 

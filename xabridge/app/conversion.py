@@ -4,7 +4,7 @@
     read({"number": 7, "customer": "Ada"})     # Order(number=7, customer="Ada"); MessageUnfit says what is wrong
 
 Types of pydantic and msgspec are read by these libraries, also where they stand within others: `list[Order]`. They are
-loaded by whoever made the types, never by this module alone. What the standard library has is read here: dataclasses,
+loaded by the maker of the types, never by this module alone. What the standard library has is read here: dataclasses,
 enums, dates, UUID, Decimal, and lists, sets, tuples, maps and unions of these. It is strict, because a wrong message
 belongs into the dead letters and not into a table: a number is no text, and a Decimal is not made of a float.
 """
@@ -41,7 +41,7 @@ class Unreadable(TypeError):
 
 
 def reader_of(wanted: Any) -> Reader:
-    """What makes a `wanted` of a value. Unreadable: a type that nobody here knows."""
+    """What makes a `wanted` of a value. Unreadable: an unknown type."""
     with _MAKING:
         return _reader_of(wanted)
 
@@ -86,7 +86,7 @@ def _hints(wanted: type) -> dict[str, Any]:
 
 # --- the libraries' own ----------------------------------------------------------------------------------------------
 def _reader_of_pydantic(wanted: Any, method: str = "validate_python") -> Reader:
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 — whoever made the type has loaded it
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 — the maker of the type has loaded it
 
     validate = getattr(TypeAdapter(wanted), method)
 
@@ -94,8 +94,8 @@ def _reader_of_pydantic(wanted: Any, method: str = "validate_python") -> Reader:
         try:
             return validate(value)
         except ValidationError as error:
-            told = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in error.errors())
-            raise MessageUnfit("; ".join(told)) from error
+            faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in error.errors())
+            raise MessageUnfit("; ".join(faults)) from error
 
     return read
 
@@ -260,13 +260,13 @@ def _enum(wanted: type[Enum]) -> Reader:
 
 def _union(wanted: Any, readers: tuple[Reader, ...]) -> Reader:
     def read(value: Any) -> Any:
-        told = []
+        reasons = []
         for one in readers:
             try:
                 return one(value)
             except MessageUnfit as error:
-                told.append(str(error))
-        raise MessageUnfit(f"none of {_name(wanted)} fits: {'; '.join(told)}")
+                reasons.append(str(error))
+        raise MessageUnfit(f"none of {_name(wanted)} fits: {'; '.join(reasons)}")
 
     return read
 

@@ -101,7 +101,7 @@ class DeclaredSchedule(Generic[P, R]):
         return self.function(*arguments, **named)
 
     @property
-    def told(self) -> str:
+    def times(self) -> str:
         """What its row says of the times, so that a change of these is noticed."""
         return f"{self.expression} {self.timezone}"
 

@@ -1,9 +1,9 @@
 """Scheduler: runs functions at their times, exactly once over all processes and nodes of an application.
 
-A row of the table `xabridge_schedules` holds, for each schedule, when it is due next. Whoever runs it does so in one
+A row of the table `xabridge_schedules` holds, for each schedule, when it is due next. A process runs it in one
 transaction: it moves the row on, if the row still says what it has read, and calls the function. So of several that
 try, one finds the row unchanged; and if that one dies before its decision, neither the row has moved nor has the
-function had any effect, and the next one tries. Several times that nobody was there for are made up for by one run.
+function had any effect, and the next one tries. One run makes up for several times at which no process was there.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class Scheduler:
             failures[schedule] += 1
             wait_s = min(FIRST_S * 2.0 ** min(failures[schedule] - 1, 10), MOST_S)
             known = isinstance(error, TransactionError | XaError | ConfigurationError)
-            told = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
             logger.warning(
-                "%s: %s; tried again in %.0f s", schedule.name, told, wait_s, exc_info=None if known else error
+                "%s: %s; tried again in %.0f s", schedule.name, reason, wait_s, exc_info=None if known else error
             )
             return wait_s
         failures[schedule] = 0
@@ -121,15 +121,17 @@ class Scheduler:
     # --- one schedule -----------------------------------------------------------------------------------------
 
     def run_if_due(self, schedule: DeclaredSchedule[..., Any]) -> float:
-        """Runs it if it is due, and nobody else does; how long it is until it is due next. What it fails with is
+        """Runs it if it is due and no other process does; returns the time until it is due next. What it fails with is
         raised: nothing has happened then."""
-        told, due_ms = self._read(schedule)
+        times, due_ms = self._read(schedule)
         now_ms = int(self._now_s() * 1000)
-        if told == schedule.told and due_ms > now_ms:
+        if times == schedule.times and due_ms > now_ms:
             return (due_ms - now_ms) / 1000
+
         next_ms = self._next_ms(schedule)
-        row = {"name": schedule.name, "told": schedule.told, "due_ms": next_ms, "old_told": told, "old_due_ms": due_ms}
-        changed = told != schedule.told  # the application has other times now: the old one does not count
+        row = {"name": schedule.name, "told": schedule.times, "due_ms": next_ms}
+        row |= {"old_told": times, "old_due_ms": due_ms}
+        changed = times != schedule.times  # the application has other times now: the old one does not count
         due = datetime.fromtimestamp(due_ms / 1000, UTC)
         if schedule.handler.is_async:
             asyncio.run(self._amove_and_call(schedule, row, None if changed else due))
@@ -161,7 +163,7 @@ class Scheduler:
         """Its row, which is made if there is none."""
         found = self._row(schedule)
         if found is None:
-            row = {"name": schedule.name, "told": schedule.told, "due_ms": self._next_ms(schedule), "version": VERSION}
+            row = {"name": schedule.name, "told": schedule.times, "due_ms": self._next_ms(schedule), "version": VERSION}
             with suppress(SQLAlchemyError, TransactionError), self._manager.begin() as tx:  # somebody may be quicker
                 tx[self._resources[schedule.name]].execute(_INSERT, row)
             found = self._row(schedule)

@@ -1,6 +1,6 @@
 """Supervisor: the processes of `xabridge run`, each with its configuration, and what becomes of them.
 
-1. Each process is started by itself, and told its number. It reads a pipe from the supervisor, so that it stops when
+1. Each process is started by itself, with its number. It reads a pipe from the supervisor, so that it stops when
    the supervisor is gone, whatever it died of.
 2. One that ends is started again: after `FIRST_S`, twice as long after each further end, at most `MOST_S`. One that has
    lived for `GOOD_S` is as one that never ended.
@@ -71,10 +71,10 @@ class _Process:
         wait_s = min(FIRST_S * 2.0 ** min(self._ends - 1, 10), MOST_S)
         self._due = now + wait_s
         if code == Exit.USAGE:  # it would end so again
-            logger.error("process %d has ended with %s", self.number, _told(code))
+            logger.error("process %d has ended with %s", self.number, _name_of(code))
         else:
             logger.error(
-                "process %d has ended with %s; it is started again in %.1f s", self.number, _told(code), wait_s
+                "process %d has ended with %s; it is started again in %.1f s", self.number, _name_of(code), wait_s
             )
         return code
 
@@ -95,7 +95,7 @@ class _Process:
         return True
 
     def try_now(self) -> None:
-        """What it failed with may be mended."""
+        """Lets it start at once: the cause of its end may be repaired."""
         self._due, self._ends = 0.0, 0
 
     def try_no_more(self) -> None:
@@ -108,7 +108,7 @@ class _Process:
         self.running = None
 
 
-def _told(code: int) -> str:
+def _name_of(code: int) -> str:
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
@@ -132,7 +132,7 @@ class Supervisor:
     def run(self) -> Exit:
         """Until SIGTERM or SIGINT; the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._heard)
+            signal.signal(number, self._on_signal)
         if self._watched is not None:
             self._files = source_files(self._watched)
         looked = time.monotonic()
@@ -153,7 +153,7 @@ class Supervisor:
             self._stop()
         return Exit.DONE
 
-    def _heard(self, _number: int, _frame: Any) -> None:
+    def _on_signal(self, _number: int, _frame: Any) -> None:
         self._hurry, self._asked = self._asked, True
 
     def _reload_if_changed(self, folder: Path) -> None:
@@ -228,8 +228,8 @@ def _numbered(log: str, number: int) -> str:
 
 
 def left_behind(configuration: Configuration, processes: int) -> Iterator[int]:
-    """The numbers of processes that were there before, have logs in files, and are not among so many any more: nobody
-    else finishes what their nodes have left in doubt."""
+    """The numbers of former processes that have logs in files and are above `processes`. What their nodes have left in
+    doubt is finished by no other process."""
     if configuration.log is None:
         return
     log = folder_of(configuration.log)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Sends:
     """What one transaction sends with `await tx.asend(…)`, until it is sent.
 
-    A coroutine that nobody awaits does nothing, and Python only warns, at some later time. Without the check here such
+    A coroutine that is not awaited does nothing, and Python only warns, at some later time. Without the check here such
     a transaction would commit without its message. A task that is not done at the commit would lose it, too.
     """
 
@@ -121,7 +121,7 @@ class Tx(Transaction):
     def asend(
         self, address: str, value: Any, *, resource: str = "broker", content_type: str = JSON, **more: Any
     ) -> Coroutine[Any, Any, None]:
-        """`send` for tasks, which await it. A transaction with one that nobody awaits, or that is not done at the
+        """`send` for tasks, which await it. A transaction with one that is not awaited, or that is not done at the
         commit, is rolled back."""
         if self._sends is None:
             sends = Sends()

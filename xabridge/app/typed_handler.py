@@ -45,7 +45,7 @@ _EITHER: Final = Message | list[Message]
 
 
 class Signature:
-    """What the parameters of a function are to get. ConfigurationError: nobody could call it with that."""
+    """What the parameters of a function are to get. ConfigurationError: it could not be called with that."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Signature:
         """The types of its parameters. What it returns need not be importable."""
         made = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
         called = inspect.unwrap(made if hasattr(made, "__annotations__") else type(made).__call__)
-        told = {name: one for name, one in getattr(called, "__annotations__", {}).items() if name != "return"}
-        parameters = SimpleNamespace(__annotations__=told)
+        annotations = {name: one for name, one in getattr(called, "__annotations__", {}).items() if name != "return"}
+        parameters = SimpleNamespace(__annotations__=annotations)
         try:
             return get_type_hints(parameters, getattr(called, "__globals__", {}), dict(local), include_extras=True)
         except NameError as error:

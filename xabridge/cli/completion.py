@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     for action in _actions(parser):
         completer: Any = _COMPLETERS.get(action.metavar if isinstance(action.metavar, str) else "")
         if completer is not None:
-            action.complete = completer  # type: ignore[attr-defined]  # shtab's way of being told
+            action.complete = completer  # type: ignore[attr-defined]  # shtab reads this attribute
     sys.stdout.write(shtab.complete(parser, arguments.shell) + "\n")
     return 0
 
@@ -53,7 +53,7 @@ _COMPLETERS: Final[dict[str, Any]] = {
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:  # noqa: SLF001 — argparse shows them to nobody
+    for action in parser._actions:  # noqa: SLF001 — argparse has no public way to them
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 — as above
             for subparser in action.choices.values():
                 yield from _actions(subparser)

@@ -104,7 +104,7 @@ def make_parser(wanted: str | None = None, *, whole: bool = False) -> argparse.A
 
         try:
             command = cast("Command", found[name].load())
-        except Exception as error:  # noqa: BLE001 — a plugin of anybody's, and it costs nobody else anything
+        except Exception as error:  # noqa: BLE001 — any plugin may fail; the other commands work
             command = NotLoaded(found[name], error)
         subparser = subparsers.add_parser(name, help=command.SUMMARY, description=command.SUMMARY)
         command.add_arguments(subparser)

@@ -88,19 +88,19 @@ def run(arguments: Namespace) -> int:
     try:
         config = arguments.outbox = _config(arguments)
         if config.database is None:
-            return _told("no database: pass --database, or write [outbox] database = … into xabridge.toml", Exit.USAGE)
+            return _fail("no database: pass --database, or write [outbox] database = … into xabridge.toml", Exit.USAGE)
         store = OutboxStore.at(config.database, Tables(schema=config.schema))
     except (ConfigurationError, XaError) as error:
-        return _told(error, Exit.USAGE)
+        return _fail(error, Exit.USAGE)
 
     try:
         done: Exit = arguments.run_action(store, arguments)
     except (ConfigurationError, ValueError) as error:
-        return _told(error, Exit.USAGE)
+        return _fail(error, Exit.USAGE)
     except (TablesError, BrokerAway, XaError) as error:
-        return _told(error, Exit.FAILED)
+        return _fail(error, Exit.FAILED)
     except SQLAlchemyError as error:
-        return _told(str(error).splitlines()[0], Exit.FAILED)
+        return _fail(str(error).splitlines()[0], Exit.FAILED)
     finally:
         store.close()
     return done
@@ -121,7 +121,7 @@ def _config(arguments: Namespace) -> OutboxConfig:
     )
 
 
-def _told(error: object, code: Exit) -> Exit:
+def _fail(error: object, code: Exit) -> Exit:
     print(f"xabridge outbox: {escaped(masked(str(error)))}", file=sys.stderr)
     return code
 
@@ -195,7 +195,7 @@ def _value(row: OutboxRow) -> dict[str, Any]:
 def _show(store: OutboxStore, arguments: Namespace) -> Exit:
     found = store.row(arguments.id)
     if found is None:
-        return _told(f"there is no message {arguments.id}: it was sent, or deleted", Exit.REFUSED)
+        return _fail(f"there is no message {arguments.id}: it was sent, or deleted", Exit.REFUSED)
     row, octets = found
     message = Message.from_octets(octets)
     if arguments.json:
@@ -239,7 +239,7 @@ def _retry(store: OutboxStore, arguments: Namespace) -> Exit:
 def _delete(store: OutboxStore, arguments: Namespace) -> Exit:
     chosen = _chosen(store, arguments)
     if not arguments.dry_run and not arguments.yes:
-        return _told(f"{several(len(chosen), 'message')} would be lost: pass --yes", Exit.REFUSED)
+        return _fail(f"{several(len(chosen), 'message')} would be lost: pass --yes", Exit.REFUSED)
     return _changed(store, arguments, chosen, store.delete, "deleted")
 
 

@@ -79,9 +79,9 @@ def asks_for_yes(what: str) -> bool:
 
 @contextmanager
 def guarded_output() -> Iterator[None]:
-    """While it lasts, stdout raises OutputLost. At its end everything is written, or the reason told on stderr."""
+    """While it lasts, stdout raises OutputLost. At its end everything is written, or stderr says why not."""
     stream = sys.stdout
-    if stream is None:  # the shell has closed it: nobody wants to read
+    if stream is None:  # the shell has closed it: there is no reader
         stream = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 — until the process ends
     for one in (stream, sys.stderr):
         if isinstance(one, io.TextIOWrapper):

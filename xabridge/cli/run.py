@@ -78,8 +78,8 @@ def run(arguments: Namespace) -> int:
 def _configuration(app: App, arguments: Namespace) -> Configuration:
     from tm import Configuration, configuration_from  # noqa: PLC0415 — as above
 
-    told = arguments.config or app.configuration
-    return told if isinstance(told, Configuration) else configuration_from(told)
+    given = arguments.config or app.configuration
+    return given if isinstance(given, Configuration) else configuration_from(given)
 
 
 def _work(arguments: Namespace) -> int:

@@ -67,8 +67,8 @@ class _Routes:
             session = self._console.sessions.find(self._console.key_of(request))
             if session is None:
                 if request.method == "POST":
-                    told = "Your session is over, so nothing was done. Sign in and do it again."
-                    return self._console.render(request, None, View("over.html", {"why": told}, 401))
+                    text = "Your session is over, so nothing was done. Sign in and do it again."
+                    return self._console.render(request, None, View("over.html", {"why": text}, 401))
                 back = request.url.path + (f"?{request.url.query}" if request.url.query else "")
                 return RedirectResponse(f"/login?next={quote(back, safe='')}" if back != "/" else "/login", 303)
             made = await self._view(page, request, session)
@@ -108,13 +108,13 @@ class _Routes:
         return answer
 
     async def failed(self, request: Request, error: HTTPException) -> Response:
-        told = error.detail if error.detail != "Not Found" else "There is no such page."
+        text = error.detail if error.detail != "Not Found" else "There is no such page."
         session = self._console.sessions.find(self._console.key_of(request))
-        return self._console.render(request, session, View("over.html", {"why": told}, error.status_code))
+        return self._console.render(request, session, View("over.html", {"why": text}, error.status_code))
 
     async def broken(self, request: Request, _error: Exception) -> Response:
-        told = "This page can't be made: a defect of the console. Its log has the details."
-        return self._console.render(request, None, View("over.html", {"why": told}, 500))
+        text = "This page can't be made: a defect of the console. Its log has the details."
+        return self._console.render(request, None, View("over.html", {"why": text}, 500))
 
 
 class _Assets(StaticFiles):

@@ -3,7 +3,7 @@
 Pages ask over it, so that the broker decides what this user may see and do. Questions that change nothing are asked
 again if the connection was lost; changes never are, because it is unknown whether they were made.
 
-A broker that is away costs a page nothing: what failed last is told at once, and the next attempt goes on behind the
+A broker that is away costs a page nothing: the last failure is shown at once, and the next attempt goes on behind the
 page.
 """
 
@@ -34,7 +34,7 @@ LATE: Final = "it has not answered yet"
 AGAIN_S: Final = 4.0
 """After a failure, the pause until the next attempt."""
 FRESH_S: Final = 10.0
-"""A connection that nobody used for longer is made anew, because its peer may have given it up."""
+"""A connection that was not used for longer is made anew, because its peer may have given it up."""
 KEPT_S: Final = 1.0
 """How long a list of all queues serves for the same user."""
 RIGHTS_S: Final = 5.0
@@ -42,7 +42,7 @@ PAGE: Final = 500
 
 
 class BrokerProblem(Exception):
-    """What was asked for can't be told or done. The text says why."""
+    """A question or change that failed. The text says why."""
 
 
 class BrokerUnreachable(BrokerProblem):
@@ -128,8 +128,8 @@ class BrokerLink:
         """What the user may do. RequestRefused: not even look."""
         if self._rights is None or self._clock() - self._rights[0] > RIGHTS_S:
             self._rights = None
-            told = await self.ask("rights")
-            made = UserRights(told["user"], told["manage"], told["read-payload"], told["coordinate-all"])
+            rights = await self.ask("rights")
+            made = UserRights(rights["user"], rights["manage"], rights["read-payload"], rights["coordinate-all"])
             self._rights = (self._clock(), made)
         return self._rights[1]
 
@@ -159,7 +159,7 @@ class BrokerLink:
         return self._closed
 
     def close(self) -> asyncio.Task[Any]:
-        """Closes the connection, as soon as nobody uses it."""
+        """Closes the connection, as soon as no request uses it."""
         self._closed = True
 
         def closed() -> None:
@@ -196,12 +196,12 @@ class BrokerLink:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # it was told to whoever waited
+            task.exception()  # the waiting caller has it
 
     async def _in_turn(self, work: Callable[[], Any]) -> Any:
         async with self._lock:
             try:
-                told = await run_sync(_translated, work, self._password)
+                result = await run_sync(_translated, work, self._password)
             except BrokerUnreachable as away:
                 self._failed = (self._clock(), away)
                 raise
@@ -212,7 +212,7 @@ class BrokerLink:
             finally:
                 self._late = False
             self._failed = None
-            return told
+            return result
 
     def _try_again(self) -> None:
         if self._closed or self._failed is None or self._lock.locked():

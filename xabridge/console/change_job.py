@@ -76,8 +76,8 @@ class Selection:
 async def count(link: BrokerLink, selection: Selection) -> tuple[Counter[str], bool]:
     """How many are available and how many are held, and whether that is all of them."""
     if selection.all:
-        told = await link.queue(selection.queue)
-        return Counter(available=told["depth"] - told["held"], held=told["held"]), True
+        queue = await link.queue(selection.queue)
+        return Counter(available=queue["depth"] - queue["held"], held=queue["held"]), True
     if selection.ids:
         found = await link.ask("messages", queue=selection.queue, ids=",".join(selection.ids))
         return Counter(one["state"] for one in found), True
@@ -116,7 +116,7 @@ class Job:
     operation: str
     selection: Selection
     arguments: dict[str, str]
-    told: str
+    sentence: str
     total: int
     done: int = 0
     left: Counter[str] = field(default_factory=Counter)
@@ -132,7 +132,7 @@ class Job:
 
     @property
     def rest(self) -> int:
-        """How many of those that were counted are neither done nor left for a reason that the broker has told."""
+        """How many of those that were counted are neither done nor left for a reason that the broker has given."""
         if not self.whole:
             return 0
         return max(self.total - self.done - sum(self.left.values()), 0)
@@ -168,8 +168,8 @@ class Job:
 
     async def _through_the_pages(self) -> None:
         queue = self.selection.queue
-        told = await self._patiently(lambda: self.link.queue(queue))
-        passed, most = 0, self.done + int(told["depth"])
+        found = await self._patiently(lambda: self.link.queue(queue))
+        passed, most = 0, self.done + int(found["depth"])
         async for page in _pages(lambda after: self._patiently(lambda: _page(self.link, queue, after))):
             if self.stopping or passed >= most or self.done >= self.total:
                 return
@@ -184,8 +184,8 @@ class Job:
                 return
 
     async def _request(self, ids: Sequence[str], **more: Any) -> int:
-        told = {**self.arguments, **({"ids": ",".join(ids)} if ids else {}), **more}
-        answer = await self._patiently(lambda: self.link.change(self.operation, queue=self.selection.queue, **told))
+        request = {**self.arguments, **({"ids": ",".join(ids)} if ids else {}), **more}
+        answer = await self._patiently(lambda: self.link.change(self.operation, queue=self.selection.queue, **request))
         done = int(answer["done"])
         self.done += done
         left = {str(why): int(number) for why, number in answer["left"].items()}

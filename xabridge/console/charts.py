@@ -41,7 +41,7 @@ class Bar:
     y: float
     width: float
     looks: str
-    told: str
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TimelinePicture:
     height: int
     bars: tuple[Bar, ...]
     lanes: tuple[str, ...]
-    told: str
+    label: str
 
 
 def timeline(one: Completed, longest_s: float) -> TimelinePicture:
@@ -70,10 +70,10 @@ def timeline(one: Completed, longest_s: float) -> TimelinePicture:
         if step.resource in lanes:
             looks = PHASE_OF.get(step.verb, "work")
             bars.append(_bar(step.after_s, step.took_s, 1 + lanes.index(step.resource), looks, scale, _said(step)))
-    told = ", ".join(f"{name} {took(seconds)}" for name, seconds in phases)
+    times = ", ".join(f"{name} {took(seconds)}" for name, seconds in phases)
     names = tuple(escaped(name)[:40] if name else LOG for name in lanes)
     height = (LANE + GAP) * (1 + len(lanes))
-    return TimelinePicture(height, tuple(bars), names, f"{took(one.took_s)}: {told}")
+    return TimelinePicture(height, tuple(bars), names, f"{took(one.took_s)}: {times}")
 
 
 def _said(step: Step) -> str:
@@ -81,10 +81,10 @@ def _said(step: Step) -> str:
     return f"{escaped(step.resource)[:40] or LOG}: {escaped(step.verb)[:40]} {took(step.took_s)}{answer}"
 
 
-def _bar(after_s: float, took_s: float, lane: int, looks: str, scale: float, told: str) -> Bar:
+def _bar(after_s: float, took_s: float, lane: int, looks: str, scale: float, label: str) -> Bar:
     x = min(after_s * scale, WIDTH - LEAST)
     width = min(max(took_s * scale, LEAST), WIDTH - x)
-    return Bar(round(x, 1), (LANE + GAP) * lane, round(width, 1), looks, told)
+    return Bar(round(x, 1), (LANE + GAP) * lane, round(width, 1), looks, label)
 
 
 SPARK_WIDTH: Final = 240

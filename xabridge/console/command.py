@@ -1,4 +1,4 @@
-"""`xabridge console` serves the console until it is told to stop."""
+"""`xabridge console` serves the console until it is stopped."""
 
 from __future__ import annotations
 

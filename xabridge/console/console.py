@@ -98,7 +98,7 @@ class Console:
         context = self._context(request, session, view)
         html = self._templates.get_template(view.template).render(context)
         if session is not None:
-            session.told.clear()
+            session.flashes.clear()
         return HTMLResponse(html, view.status)
 
     def part(self, request: Request, session: Session, view: View) -> str:
@@ -115,7 +115,7 @@ class Console:
             "query": request.url.query,
             "theme": theme if theme in {"light", "dark"} else "",
             "brokers": [broker.name for broker in self.settings.brokers],
-            "flashes": list(session.told) if session is not None else [],
+            "flashes": list(session.flashes) if session is not None else [],
             "broker": request.path_params.get("broker", ""),
             "now": time.time(),
             "live": False,
@@ -151,7 +151,7 @@ class Console:
             await asyncio.sleep(SAMPLE_S)
 
     async def sample(self, name: str) -> None:
-        """Takes in what a broker tells of its queues now, by the first who is told it."""
+        """Notes the state of a broker's queues, from the first link that gets it."""
         watcher = self._watchers.get(name)
         for link in [watcher] if watcher is not None else list(self.sessions.links_to(name)):
             try:

@@ -44,11 +44,11 @@ def events(console: Console, request: Request, key: str | None, part: Callable[[
                 if console.sessions.find(key, active=False) is None:
                     yield OVER
                     return
-                told = await part()
+                text = await part()
                 silent += 1
-                if told != last:
-                    last, silent = told, 0
-                    yield "".join(f"data: {line}\n" for line in told.splitlines()) + "\n"
+                if text != last:
+                    last, silent = text, 0
+                    yield "".join(f"data: {line}\n" for line in text.splitlines()) + "\n"
                 elif silent >= STILL_THERE:
                     silent = 0
                     yield ": still there\n\n"

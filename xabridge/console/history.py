@@ -1,6 +1,7 @@
 """History: depth and rates of each queue during the last hour, in the console's memory.
 
-An hour has 120 slots of 30 seconds. A slot keeps the latest depth, and the mean of the rates. What nobody saw is a gap.
+An hour has 120 slots of 30 seconds. A slot keeps the latest depth, and the mean of the rates. A slot that was not
+observed is a gap.
 
 While less than five minutes are known, an hour would show next to nothing. Then the line is of the last minute, or of
 two to five, in slots of 5 seconds.
@@ -61,13 +62,13 @@ class _Ring:
         self.samples += 1
 
     def line(self, slot: int, count: int, span: str) -> Line:
-        def told(values: array[float]) -> tuple[float, ...]:
+        def values_of(values: array[float]) -> tuple[float, ...]:
             return tuple(
                 values[one % self.size] if self.latest - self.size < one <= self.latest and one >= 0 else nan
                 for one in range(slot - count + 1, slot + 1)
             )
 
-        return Line(told(self.depth), told(self.rate_in), told(self.rate_out), span)
+        return Line(values_of(self.depth), values_of(self.rate_in), values_of(self.rate_out), span)
 
 
 class _Rings:

@@ -2,7 +2,7 @@
 configuration, the brokers, and the nodes that tell.
 
 A transaction is shown as the one sees it whose log knows the decision. Of several who do, a node that can be acted
-through is preferred, because its log is open there. What is under way at a node is in nobody's doubt.
+through is preferred, because its log is open there. What is under way at a node is not in doubt.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """NodeLink: what one node tells on its pages (docs/operations.md), asked over HTTP with its token, and what is finished
 through it by hand with the other one.
 
-However many pages show it, the node is asked once in KEPT_S. One that is away costs a page nothing: what failed last is
-told at once, and the next attempt goes on behind the page. What a node says is checked before it is shown, because any
+However many pages show it, the node is asked once in KEPT_S. One that is away costs a page nothing: its last failure is
+shown at once, and the next attempt goes on behind the page. What a node says is checked before it is shown, because any
 process could listen at that address.
 
 What is done through a node is asked for with a ticket that serves once. So if an answer is lost, it is asked for again
-with the same ticket: a node that lives answers with what came of it. Of one that does not, it is unknown.
+with the same ticket: a node that lives answers with the result. If it is dead, the result is unknown.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a node has told."""
+    """What a node reports."""
 
     node: str
     pid: int
@@ -151,7 +151,7 @@ class _Page(Generic[T]):
         return latest[1]
 
     def forget(self) -> None:
-        """What it told is not so any more."""
+        """Forgets what it said last, which is no longer true."""
         self._latest = None
 
     async def _asked(self) -> None:
@@ -225,7 +225,7 @@ class NodeLink:
                 response = connection.getresponse()
                 body = response.read(MOST_OCTETS + 1)
         except (OSError, HTTPException, ValueError) as error:
-            raise BrokerUnreachable(f"{self.name} can't be reached: {_told(error)}") from None
+            raise BrokerUnreachable(f"{self.name} can't be reached: {_reason(error)}") from None
         if response.status == 401:
             raise BrokerUnreachable(f"{self.name} has another token")
         return response.status, body
@@ -233,10 +233,10 @@ class NodeLink:
     def _choose(self, wanted: OperatorRequest) -> tuple[Choice, str]:
         asked = {"doing": wanted.doing, "name": wanted.name, "on": list(wanted.on), "gone": list(wanted.gone)}
         try:
-            told = self._post("/node/preview", asked)
+            answer = self._post("/node/preview", asked)
         except _Lost as lost:
             raise BrokerUnreachable(f"{self.name} does not answer: {lost}") from None
-        return self._read_told(told, _choice_of)
+        return self._read_answer(answer, _choice_of)
 
     def _carry_out(self, asked: Mapping[str, Any]) -> tuple[OperatorAnswer, ...]:
         until = time.monotonic() + DOING_S
@@ -244,10 +244,10 @@ class NodeLink:
         why = "it takes long"
         while True:
             try:
-                told = self._post("/node/act", asked)
-                came = str(told["state"])
-                said = said_of(told["said"]) if came == "done" else ()
-                why = str(told["why"]) if came in {"refused", "failed"} else why
+                answer = self._post("/node/act", asked)
+                came = str(answer["state"])
+                said = said_of(answer["said"]) if came == "done" else ()
+                why = str(answer["why"]) if came in {"refused", "failed"} else why
             except (BrokerUnreachable, RequestRefused, _NoTicket) as trouble:  # nothing was done by this request
                 if not sent and isinstance(trouble, _NoTicket):
                     raise RequestRefused(str(trouble)) from None
@@ -287,8 +287,8 @@ class NodeLink:
                 answer = response.read(MOST_OCTETS + 1)
         except (OSError, HTTPException, ValueError) as error:
             if connected:
-                raise _Lost(_told(error)) from None
-            raise BrokerUnreachable(f"nothing was done: {self.name} can't be reached: {_told(error)}") from None
+                raise _Lost(_reason(error)) from None
+            raise BrokerUnreachable(f"nothing was done: {self.name} can't be reached: {_reason(error)}") from None
 
         if response.status == 401:
             raise RequestRefused(f"nothing was done: {self.name} has another token for acting", right=True)
@@ -302,12 +302,12 @@ class NodeLink:
             raise _Lost(f"status {response.status}")
 
         try:
-            told = json.loads(answer)
+            content = json.loads(answer)
         except (ValueError, RecursionError):
             raise _Lost("it does not answer as a node does") from None
-        if not isinstance(told, dict):
+        if not isinstance(content, dict):
             raise _Lost("it does not answer as a node does")
-        return told
+        return content
 
     def _connection(self, patience_s: float) -> HTTPConnection:
         parts = urlsplit(self.watched.url)
@@ -321,14 +321,14 @@ class NodeLink:
 
     def _read(self, body: bytes, read: Callable[[Any], T]) -> T:
         try:
-            told = json.loads(body)
+            answer = json.loads(body)
         except (ValueError, RecursionError):
             raise BrokerUnreachable(f"{self.name} does not answer as a node does") from None
-        return self._read_told(told, read)
+        return self._read_answer(answer, read)
 
-    def _read_told(self, told: Any, read: Callable[[Any], T]) -> T:
+    def _read_answer(self, answer: Any, read: Callable[[Any], T]) -> T:
         try:
-            return read(told)
+            return read(answer)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise BrokerUnreachable(f"{self.name} does not answer as a node does") from None
 
@@ -341,56 +341,56 @@ class _NoTicket(Exception):
     """The node does not know the ticket."""
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def _why(told: Any) -> str:
-    return str(told["why"])
+def _why(reply: Any) -> str:
+    return str(reply["why"])
 
 
-def _in_doubt_of(told: Any) -> InDoubt:
+def _in_doubt_of(reply: Any) -> InDoubt:
     return InDoubt(
-        int(told["pid"]),
-        told["acting"] is True,
-        survey_json.decode_survey(told["survey"]),
-        frozenset(bytes.fromhex(one) for one in told["live"]),
+        int(reply["pid"]),
+        reply["acting"] is True,
+        survey_json.decode_survey(reply["survey"]),
+        frozenset(bytes.fromhex(one) for one in reply["live"]),
     )
 
 
-def _choice_of(told: Any) -> tuple[Choice, str]:
-    refused, view = told["refused"], told["view"]
+def _choice_of(reply: Any) -> tuple[Choice, str]:
+    refused, view = reply["refused"], reply["view"]
     choice = Choice(
-        _texts(told["told"]),
+        _texts(reply["told"]),
         None if refused is None else str(refused),
-        told["needs_heuristic"] is True,
+        reply["needs_heuristic"] is True,
         None if view is None else survey_json.decode_transaction(view),
     )
-    return choice, str(told["ticket"])
+    return choice, str(reply["ticket"])
 
 
-def node_of(told: Mapping[str, Any]) -> Node:
+def node_of(reply: Mapping[str, Any]) -> Node:
     """What a page says. ValueError, KeyError, TypeError or AttributeError: it is none (or OverflowError)."""
     return Node(
-        str(told["node"]),
-        int(told["pid"]),
-        _texts(told["trouble"]),
-        int(told["waiting"]),
+        str(reply["node"]),
+        int(reply["pid"]),
+        _texts(reply["trouble"]),
+        int(reply["waiting"]),
         tuple(
             LiveTransactionView(
                 str(one["name"]), _number(one["age_s"]), _number(one["timeout_s"]), _state(one),
                 _texts(one["resources"]),
             )
-            for one in told["live"]
+            for one in reply["live"]
         ),
-        tuple(map(_completed, told["slowest"])),
-        tuple(map(_completed, told["last"])),
+        tuple(map(_completed, reply["slowest"])),
+        tuple(map(_completed, reply["last"])),
         tuple(
             Consumer(
                 str(one["queue"]), str(one["state"]), int(one["workers"]), int(one["busy"]), _numbers(one["counts"]),
                 _numbers(one["rates"]), _texts(one["trouble"]),
             )
-            for one in told["consumers"]
+            for one in reply["consumers"]
         ),
     )  # fmt: skip
 
@@ -415,16 +415,16 @@ def _completed(one: Mapping[str, Any]) -> Completed:
     )
 
 
-def _texts(told: list[Any]) -> tuple[str, ...]:
-    return tuple(map(str, told))
+def _texts(values: list[Any]) -> tuple[str, ...]:
+    return tuple(map(str, values))
 
 
-def _number(told: Any, most: float = 1e9) -> float:
-    number = float(told)
+def _number(value: Any, most: float = 1e9) -> float:
+    number = float(value)
     if not isfinite(number) or not 0 <= number <= most:
-        raise ValueError(f"{told!r} is no number of a node")
+        raise ValueError(f"{value!r} is no number of a node")
     return number
 
 
-def _numbers(told: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): _number(value, 1e15) for name, value in told.items()}
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): _number(value, 1e15) for name, value in values.items()}

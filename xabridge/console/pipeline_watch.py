@@ -2,9 +2,9 @@
 functions and words.
 
 The decision log and the resource managers are asked with the users of the configuration. So the console has to say who
-may see it: whoever may look at the broker that is named first. Each place is asked in a thread of its own, with a time
-limit (`xabridge.console.places`), so one that is away costs the others nothing. However many pages show it, all are
-asked once in KEPT_S, and a page waits for them for PATIENCE_S at most.
+may see it: users who may look at the broker that is named first. Each place is asked in a thread of its own, with a
+time limit (`xabridge.console.places`), so one that is away costs the others nothing. However many pages show it, all
+are asked once in KEPT_S, and a page waits for them for PATIENCE_S at most.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PipelineWatch:
         if latest is None or self._clock() - latest[0] >= KEPT_S:
             if self._asking is None:
                 self._asking = asyncio.create_task(self._ask())
-            if latest is None or not isinstance(latest[1], BrokerProblem):  # what failed last is told at once
+            if latest is None or not isinstance(latest[1], BrokerProblem):  # the last failure is shown at once
                 await asyncio.wait({self._asking}, timeout=PATIENCE_S)
 
         at, found = self._latest or (0.0, None)

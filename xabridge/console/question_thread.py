@@ -43,7 +43,7 @@ class QuestionThread:
         answer = asyncio.wrap_future(asked)
         done, _ = await asyncio.wait({answer}, timeout=most_s)
         if not done:
-            answer.add_done_callback(_heard)
+            answer.add_done_callback(_retrieve)
             raise BrokerUnreachable(f"it has not answered within {most_s:g} s")
         return answer.result()
 
@@ -65,12 +65,12 @@ class QuestionThread:
                 continue
             try:
                 answer = question()
-            except BaseException as error:  # noqa: BLE001 — it is told to whoever waits
+            except BaseException as error:  # noqa: BLE001 — the waiting caller gets it
                 asked.set_exception(error)
             else:
                 asked.set_result(answer)
 
 
-def _heard(answer: asyncio.Future[Any]) -> None:
+def _retrieve(answer: asyncio.Future[Any]) -> None:
     if not answer.cancelled():
-        answer.exception()  # nobody waits for it any more
+        answer.exception()  # no caller waits for it any more

@@ -32,8 +32,8 @@ class Session:
         self.links = links
         self.began = self.used = now
         self.token = secrets.token_urlsafe(32)
-        self.told: list[tuple[str, str]] = []
-        """What the next page says first: good or bad, and the words."""
+        self.flashes: list[tuple[str, str]] = []
+        """What the next page says first: good or bad, and the text."""
         self.jobs: dict[str, Job] = {}
         self.streams = 0
         self.over = False
@@ -41,14 +41,14 @@ class Session:
     @property
     def shown(self) -> str:
         """The user, for people."""
-        return self.user or "nobody in particular"
+        return self.user or "an anonymous user"
 
     def is_token(self, given: str) -> bool:
         """Whether a form carries this session's token."""
         return hmac.compare_digest(self.token.encode(), given.encode())
 
     def end(self) -> list[asyncio.Task[Any]]:
-        """Closes its connections; each as soon as nobody uses it."""
+        """Closes its connections; each as soon as no request uses it."""
         self.over = True
         return [link.close() for link in self.links.values()]
 

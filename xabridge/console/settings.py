@@ -7,7 +7,7 @@
     [console.brokers]
     orders = "amqps://broker:5671/?ca=/etc/xabridge/ca.pem"
 
-A broker's URL is an open string. With a user in it, the console watches that broker as this user also while nobody is
+A broker's URL is an open string. With a user in it, the console watches that broker as this user also while no user is
 signed in; pages never use that user. Without `[console.brokers]` the brokers are those of `[resources]`.
 
     [console.nodes]
@@ -55,8 +55,8 @@ class WatchedBroker:
     watch: str | None = field(default=None, repr=False)
 
     def as_user(self, user: str, password: str) -> str:
-        """The open string for somebody who has signed in; without a user's name, nobody's: then no certificate of the
-        configuration is shown either."""
+        """The open string for a user who has signed in. Without a user's name it has no user, and no certificate of the
+        configuration is presented either."""
         found = OpenString.parse(self.url)
         return (found if user else found.without(_OF_A_CERTIFICATE)).as_user(user, password).url
 
@@ -118,7 +118,7 @@ class ConsoleSettings:
     certificate: str = setting("", TEXT, "the console's certificate, a PEM file: it speaks HTTPS")
     key: str = setting("", TEXT, "the key of the certificate, a PEM file")
     https: bool = setting(False, FLAG, "a proxy in front of the console speaks HTTPS, and passes the header Host on")
-    idle_s: float = setting(1800.0, TIME, "seconds after which a session ends that nobody uses")
+    idle_s: float = setting(1800.0, TIME, "seconds after which an unused session ends")
     session_s: float = setting(43_200.0, TIME, "seconds after which a session ends in any case")
     sessions: int = setting(100, whole(1, MOST - 1), "the most sessions; one more ends the one that was idle longest")
     pipelines: WatchedPipelines | None = None
@@ -262,4 +262,4 @@ def _with_patience(url: str) -> str:
     try:
         return OpenString.parse(url).with_options(connect_timeout=CONNECT_S, timeout=ANSWER_S).url
     except ValueError:
-        return url  # whoever reads it says why
+        return url  # the reader of it says why

@@ -2,7 +2,7 @@
 operator can do about it (`xabridge.node.operations`).
 
 A site is one node's log and its resource managers, with the users that the configuration names. So the console has to
-say who may use it: whoever may look at the first broker may see it, and whoever may there manage, and complete
+say who may use it: users who may look at the first broker may see it, and those who may manage there, and complete
 everybody's branches, may finish transactions.
 """
 
@@ -52,7 +52,7 @@ class SiteWatch:
         return tuple(self._configuration.resources) if self._configuration is not None else ()
 
     async def survey(self, branches: Mapping[str, Sequence[Mapping[str, Any]]], silent: Mapping[str, str]) -> Survey:
-        """What is in doubt: at the site, and of `branches`, which brokers have told beside it; `silent` are those that
+        """What is in doubt: at the site, and of `branches`, which other brokers have reported; `silent` are those that
         have not, and why."""
         seen = _with(await self._look(), branches)
         return survey(replace(seen, unreachable={**seen.unreachable, **silent}))
@@ -63,11 +63,11 @@ class SiteWatch:
             return await self._acting().choose(wanted)
 
     async def carry_out(
-        self, wanted: OperatorRequest, told: tuple[str, ...], *, heuristic: bool
+        self, wanted: OperatorRequest, shown: tuple[str, ...], *, heuristic: bool
     ) -> tuple[OperatorAnswer, ...]:
-        """Does what was shown as `told`. RequestRefused: nothing was done."""
+        """Does what was shown as `shown`. RequestRefused: nothing was done."""
         with _troubles():
-            return await self._acting().carry_out(wanted, told, heuristic=heuristic)
+            return await self._acting().carry_out(wanted, shown, heuristic=heuristic)
 
     def close(self) -> None:
         """Closes the resource managers."""
@@ -103,24 +103,24 @@ def _with(seen: ScannedSite, branches: Mapping[str, Sequence[Mapping[str, Any]]]
     """What was seen, with the branches in doubt of brokers that are none of the site's resources."""
     known = {branch.xid for scanned in seen.scanned.values() for branch in scanned.branches}
     more: dict[str, ScannedResource] = {}
-    for name, told in branches.items():
-        found = tuple(one for one in map(_branch, told) if one is not None and one.xid not in known)
+    for name, reports in branches.items():
+        found = tuple(one for one in map(_branch, reports) if one is not None and one.xid not in known)
         if found:
             more[name] = ScannedResource(found, tells=True)
     return replace(seen, scanned={**seen.scanned, **more}) if more else seen
 
 
-def _branch(told: Mapping[str, Any]) -> InDoubtBranch | None:
-    if not str(told["state"]).startswith("S3"):
+def _branch(report: Mapping[str, Any]) -> InDoubtBranch | None:
+    if not str(report["state"]).startswith("S3"):
         return None
-    age_s = max(time.time() - told["since"] / 1000, 0.0)
+    age_s = max(time.time() - report["since"] / 1000, 0.0)
     holdings = tuple(
         Holding(relation, queue, "message", held[key])
-        for queue, held in told["holds"].items()
+        for queue, held in report["holds"].items()
         for relation, key in ((Relation.FROM, "retired"), (Relation.TO, "posted"))
         if held[key]
     )
-    return InDoubtBranch(Xid.parse(told["xid"]), age_s, told["owner"], holdings=holdings)
+    return InDoubtBranch(Xid.parse(report["xid"]), age_s, report["owner"], holdings=holdings)
 
 
 def key_of(view: TransactionView) -> str:

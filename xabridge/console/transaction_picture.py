@@ -66,7 +66,7 @@ class Picture:
     place: str
     boxes: tuple[Box, ...]
     omitted: int
-    told: str
+    label: str
 
 
 def picture(view: TransactionView) -> Picture:
@@ -81,7 +81,7 @@ def picture(view: TransactionView) -> Picture:
     whole = top + _MIDDLE + (_GAP + rows_below * (height + _GAP) if rows_below else 0)
     return Picture(
         WIDTH, int(whole), middle, DECIDED[view.decision], view.decision.value, _place(view), tuple(boxes),
-        len(view.branches) - len(branches), _told(view),
+        len(view.branches) - len(branches), _label(view),
     )  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def _place(view: TransactionView) -> str:
     return "its log is not here"
 
 
-def _told(view: TransactionView) -> str:
+def _label(view: TransactionView) -> str:
     """The picture in words, for who can't see it."""
     branches = "; ".join(f"{escaped(branch.resource)} {_state(branch)}" for branch in view.branches)
     return f"Decision: {DECIDED[view.decision]}, {_place(view)}. {branches}."

@@ -49,7 +49,7 @@ def _digest() -> str:
 
 def address(path: str, /, **arguments: object) -> str:
     """A path with arguments, each encoded; those that are empty are left out."""
-    told = "&".join(
+    query = "&".join(
         f"{name}={quote(str(value), safe='')}" for name, value in arguments.items() if value not in {"", None}
     )
-    return f"{path}?{told}" if told else path
+    return f"{path}?{query}" if query else path

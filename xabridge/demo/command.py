@@ -207,7 +207,7 @@ class Demo:
         return islice(orders_from(SEED), self._orders)
 
     def _show(self, figures: Figures) -> None:
-        self._display.show(figures.rows / self._orders, figures.told(self._orders))
+        self._display.show(figures.rows / self._orders, figures.text(self._orders))
 
     def _follow(self) -> Figures:
         """Shows what happens, and kills, until every order is a row and nothing is in doubt."""
@@ -280,8 +280,8 @@ class Demo:
             say(f"  what the worker said: {self._worker.errors_at}")
 
         faults = ", ".join(self._faults)
-        told = f"{len(self._faults)} × kill -9 ({faults})" if faults else "none"
-        say(f"  faults: {told}")
+        faults_in_words = f"{len(self._faults)} × kill -9 ({faults})" if faults else "none"
+        say(f"  faults: {faults_in_words}")
         say(f"  {self._orders / seconds:,.0f} transactions/s, outages included")
         guides = next((folder for folder in GUIDES if folder.is_dir()), Path("docs"))
         if guides.is_relative_to(Path.cwd()):

@@ -20,8 +20,8 @@ class Display:
         self._quiet = quiet
         self._began = time.monotonic()
         self._drawn = False
-        self._told_at = 0.0
-        self._told = ""
+        self._shown_at = 0.0
+        self._shown = ""
 
     def begin(self) -> None:
         """From now on time counts."""
@@ -39,8 +39,8 @@ class Display:
             self._draw(f"  {'█' * done}{'░' * (BAR - done)}  {counts}")
             return
         now = time.monotonic()
-        if counts != self._told and now - self._told_at >= EVERY_S:
-            self._told_at, self._told = now, counts
+        if counts != self._shown and now - self._shown_at >= EVERY_S:
+            self._shown_at, self._shown = now, counts
             self.say(f"  {now - self._began:5.1f} s  {counts}")
 
     def event(self, text: str) -> None:

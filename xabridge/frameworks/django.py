@@ -114,8 +114,8 @@ class DjangoOrm:
         return TransactionMiddleware(self, get_response)
 
     def connect(self) -> None:
-        """For whoever serves requests: opens the App's transaction manager at the first request of a process, unless it
-        is open. No consumer starts."""
+        """Opens the App's transaction manager at the first request of a process, unless it is open. No consumer
+        starts."""
         if not self.app.is_connected:
             _check_no_test_run()
             with self._lock:
@@ -139,7 +139,7 @@ class DjangoOrm:
 
     def check_same(self, branch: Any, wanted: Mapping[str, Any]) -> None:
         """ImproperlyConfigured: what Django connects to with the parameters `wanted` is another database than that of
-        the branch, or other schemas. Where both have the same server and user by their names, nobody is asked."""
+        the branch, or other schemas. Where both have the same server and user by their names, no server is asked."""
         info = branch.connection.info
         pair = tuple(
             (str(wanted.get(name) or ""), str(found))
@@ -147,15 +147,15 @@ class DjangoOrm:
         )
         if pair in self._same:
             return
-        if any(told != found for told, found in pair):
+        if any(given != found for given, found in pair):
             _check_same_place(branch, f"{info.host}:{info.port}")
         self._same.add(pair)
 
     def _check_resources(self) -> list[checks.CheckMessage]:
         """For `manage.py check`: whether the configuration of the App has the resources."""
-        told = self.app.configuration
+        given = self.app.configuration
         try:
-            configuration = told if isinstance(told, Configuration) else configuration_from(told, None)
+            configuration = given if isinstance(given, Configuration) else configuration_from(given, None)
         except ConfigurationError as error:
             return [checks.Warning(f"DjangoOrm: the configuration of the App can't be read: {error}", id="xabridge.W1")]
         known = ", ".join(configuration.resources) or "none"
@@ -309,8 +309,8 @@ class TransactionMiddleware:
 def _answer(request: Any, error: Exception) -> JsonResponse:
     """The answer to a request whose transaction was not committed."""
     logger.warning("%s %s: %s", request.method, request.path, error)
-    status, told, headers = response_for(error)
-    return JsonResponse({"detail": told}, status=status, headers=headers)
+    status, detail, headers = response_for(error)
+    return JsonResponse({"detail": detail}, status=status, headers=headers)
 
 
 class _NotDone(Exception):
@@ -343,7 +343,7 @@ class BranchDatabase(BaseDatabaseWrapper):  # type: ignore[misc]  # Django has n
         self._uses_at: dict[str, Counter[str]] = {}
         self.in_atomic_block = True
         self.atomic_blocks = [Atomic(own.alias, savepoint=True, durable=False)]  # so that durable=True is refused
-        # whoever counts or sees the queries of this database, does so here
+        # the queries of this database are counted and logged here
         self.queries_log, self.force_debug_cursor = own.queries_log, own.force_debug_cursor
         self.execute_wrappers = [one for one in own.execute_wrappers if one != orm.refuse]
 
@@ -374,7 +374,8 @@ class BranchDatabase(BaseDatabaseWrapper):  # type: ignore[misc]  # Django has n
             return "set_rollback(True) was called, or an atomic block without a savepoint has failed"
         frames = traceback.extract_tb(error.__traceback__)
         place = f" ({frames[0].filename}:{frames[0].lineno})" if frames else ""
-        return f"{_told(error)}{place}. Put what may fail, and is caught, into a block of its own: transaction.atomic()"
+        advice = "Put what may fail, and is caught, into a block of its own: transaction.atomic()"
+        return f"{_in_one_line(error)}{place}. {advice}"
 
     def savepoint(self) -> Any:
         if self.is_block_whole and not self.savepoint_ids:
@@ -392,7 +393,7 @@ class BranchDatabase(BaseDatabaseWrapper):  # type: ignore[misc]  # Django has n
         if used and not tx.is_over and not self._is_undone:
             self._is_undone = True
             error = sys.exc_info()[1]
-            because = f" ({_told(error)})" if error is not None else ""
+            because = f" ({_in_one_line(error)})" if error is not None else ""
             tx.set_rollback_only(
                 f'a block of transaction.atomic on the database "{self.alias}" was rolled back{because} after '
                 f"{' and '.join(map(repr, sorted(used)))} was used in it, which a savepoint does not undo: send behind "
@@ -457,8 +458,8 @@ class BranchDatabase(BaseDatabaseWrapper):  # type: ignore[misc]  # Django has n
         wanted: dict[str, Any] = {}
         if options.get("options") != connection.info.get_parameters().get("options"):
             wanted.update(_server_settings(self.alias, options.get("options") or ""))
-        told = {"TimeZone": self.timezone_name, "role": options.get("assume_role")}
-        wanted.update({k: v for k, v in told.items() if v and connection.info.parameter_status(k) != v})
+        further = {"TimeZone": self.timezone_name, "role": options.get("assume_role")}
+        wanted.update({k: v for k, v in further.items() if v and connection.info.parameter_status(k) != v})
         if wanted:
             calls = ", ".join(["set_config(%s, %s, true)"] * len(wanted))
             connection.execute(f"SELECT {calls}", [word for pair in wanted.items() for word in pair])
@@ -526,20 +527,20 @@ def _check_same_place(branch: Any, place: str) -> None:
     own.xabridge_asks = True
     try:
         own.connect()
-        told = own.connection.execute(_PLACE).fetchone()
+        own_place = own.connection.execute(_PLACE).fetchone()
     finally:
         own.close()
 
     found = branch.connection.execute(_PLACE).fetchone()
-    if told[:2] != found[:2]:
+    if own_place[:2] != found[:2]:
         settings = branch.settings_dict
         raise ImproperlyConfigured(
             f'the database "{branch.alias}" is at {settings["HOST"]}:{settings["PORT"]}, and its resource is at '
             f"{place}, which is another server: both have to be the same"
         )
-    if told[2] != found[2]:
+    if own_place[2] != found[2]:
         raise ImproperlyConfigured(
-            f'the database "{branch.alias}" has the schemas {told[2]}, and its resource has {found[2]}: both have '
+            f'the database "{branch.alias}" has the schemas {own_place[2]}, and its resource has {found[2]}: both have '
             'to be the same. Set search_path in OPTIONS["options"] of DATABASES'
         )
 
@@ -563,7 +564,7 @@ def _server_settings(alias: str, options: str) -> dict[str, str]:
     return settings
 
 
-def _told(error: BaseException) -> str:
+def _in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' · '.join(str(error).split(chr(10)))}"
 
 

@@ -14,7 +14,7 @@ RESPONSES: Final[tuple[tuple[type[TransactionError], int, str, dict[str, str]], 
     (ManagerUnusable, 503, "nothing has happened; try again later", RETRY_AFTER),
     (HeuristicOutcomeError, 500, "it has happened in part; somebody has to look at it; don't try again", {}),
 )
-"""What the caller is told: the status, the words, and headers."""
+"""What the caller gets: the status, the text, and headers."""
 HANDLED: Final = tuple(kind for kind, *_ in RESPONSES)
 MISUSED: Final = (500, "the service has failed, and a part of it may have happened; don't try again")
 """The same for a transaction that was rolled back because its own work has ended a branch."""
@@ -23,12 +23,12 @@ DECIDED: Final = (202, "it is decided, and will be finished")
 
 
 def response_for(error: Exception) -> tuple[int, str, dict[str, str]]:
-    """The status, the words and the headers for an error that is one of `HANDLED`."""
+    """The status, the text and the headers for an error that is one of `HANDLED`."""
     kind = next(row for row in RESPONSES if isinstance(error, row[0]))
-    _, status, told, headers = kind
+    _, status, text, headers = kind
     outcome = error.outcome if isinstance(error, TransactionError) else None
     if isinstance(error, OutcomeUnknown) and outcome is not None and outcome.decided:
-        status, told = DECIDED
+        status, text = DECIDED
     if is_misused(error):
         return *MISUSED, {}
-    return status, told, headers
+    return status, text, headers

@@ -64,5 +64,5 @@ def connect(api: FastAPI, app: App) -> None:
 
 async def answer(_request: Request, error: Exception) -> Response:
     """The answer for an error of a transaction."""
-    status, told, headers = response_for(error)
-    return JSONResponse({"detail": told}, status, headers)
+    status, detail, headers = response_for(error)
+    return JSONResponse({"detail": detail}, status, headers)

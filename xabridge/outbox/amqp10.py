@@ -1,7 +1,7 @@
 """Amqp10Publisher: a relay's broker over AMQP 1.0.
 
 A destination is the address of a queue, as the broker has it; with `topic://` before it that of a topic. The broker is
-told which of the two is wanted, because some make one where there is none.
+asked for one of the two explicitly, because some make one where there is none.
 """
 
 from __future__ import annotations

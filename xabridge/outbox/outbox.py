@@ -124,7 +124,7 @@ class Outbox:
         return [str(row["message_id"]) for row in rows]
 
     def insertion(self, destination: str, message: Message, *, key: str | None = None) -> Insert:
-        """The statement that `put` executes, for whoever executes it in another way. It has no limit."""
+        """The statement that `put` executes, to be executed in another way. It has no limit."""
         return self._insert().values(**self._rows(destination, [message], key)[0])
 
     def _execute(self, where: Executes, rows: Any) -> None:

@@ -44,7 +44,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class Sent:
-    """What came of messages, by their numbers. What is in neither was confirmed by nobody: it may have arrived, or not.
+    """The results of messages, by their numbers. What is in neither is not confirmed: it may have arrived, or not.
     `away`: why the broker was lost meanwhile."""
 
     confirmed: set[int] = field(default_factory=set)

@@ -325,14 +325,14 @@ class _Wave:
 
     def returned(self, why: Exception, exchange: str, routing_key: str, message: Any) -> None:
         """No queue takes this one. Its confirmation follows."""
-        told = f"no queue takes it: exchange {exchange!r}, routing key {routing_key!r} ({_said(why)})"
+        reason = f"no queue takes it: exchange {exchange!r}, routing key {routing_key!r} ({_said(why)})"
         message_id = message.properties.get("message_id")
         for one in self._open.values():
             if (
                 one.place == RabbitDestination(exchange, routing_key)
                 and one.message.properties.get("message_id") == message_id
             ):
-                self._refused[one.number] = Refusal(told)
+                self._refused[one.number] = Refusal(reason)
 
     def _taken(self, tag: int, *, multiple: bool) -> list[_Ready]:
         tags = [at for at in self._open if at <= tag] if multiple else [tag]

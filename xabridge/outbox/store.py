@@ -5,13 +5,13 @@ has confirmed, and lets go. The locks are rows of `xabridge_outbox_lane`:
 
 - Where a database skips rows that others have locked, the relay holds them in one transaction, from the first row taken
   to the last one deleted. If the relay or its connection dies, the database lets go at once.
-- SQLite has one lock for everything, which nobody may hold while a broker is asked; MySQL before 8.0.1 and MariaDB
+- SQLite has one lock for everything, which may not be held while a broker is asked; MySQL before 8.0.1 and MariaDB
   before 10.6 don't skip. There a relay writes its name and an end of its lease into the row, in a transaction of its
   own. If it dies, its lanes wait for that end.
 
-The locks keep relays from sending what another one is sending; order does not depend on them. Whoever takes rows begins
-with the first one of each key that is there, and sends none before its predecessor is confirmed. So even if two relays
-are at work on the same rows, every message of a key arrives for the first time behind all its predecessors.
+The locks keep relays from sending what another one is sending; order does not depend on them. A relay begins with the
+first row of each key, and sends none before its predecessor is confirmed. So even if two relays are at work on the
+same rows, every message of a key arrives for the first time behind all its predecessors.
 """
 
 from __future__ import annotations

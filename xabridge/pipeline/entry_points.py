@@ -56,7 +56,7 @@ def session(name: str, master: str | None = None, settings: Mapping[str, str] | 
     master = chosen_master(
         master, None if submitted is None else submitted.get("spark.master"), os.environ, Path(_find_spark_home())
     )
-    if is_local(master):  # Spark's own default is every address, and nobody has to log in
+    if is_local(master):  # Spark's own default is every address, without a login
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # what is on PATH may be another Python
 

@@ -92,13 +92,13 @@ def _new_enough(home: Path, what: str) -> Path:
 def _version(home: Path) -> int | None:
     """The major version of the runtime; None when it does not tell."""
     try:
-        told = subprocess.run(  # noqa: S603 — what the caller has installed
+        answer = subprocess.run(  # noqa: S603 — what the caller has installed
             [home / "bin" / "java", "-version"], capture_output=True, text=True, check=False, timeout=60
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'version "(?:1\.)?([0-9]+)', told.stderr + told.stdout)
-    return int(found[1]) if found and told.returncode == 0 else None
+    found = re.search(r'version "(?:1\.)?([0-9]+)', answer.stderr + answer.stdout)
+    return int(found[1]) if found and answer.returncode == 0 else None
 
 
 def _in_wheel() -> Path | None:

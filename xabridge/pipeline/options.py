@@ -302,11 +302,12 @@ def _shuffle(
     for key in keys:
         if all(set(key) <= set(other) for other in keys):
             return key
-    told = " and ".join(dict.fromkeys(f"({', '.join(key)})" for key in keys))
+    listed = " and ".join(dict.fromkeys(f"({', '.join(key)})" for key in keys))
     raise given.wrong(
         "once",
-        f"rows are shuffled by what orders them, and no key of {told} is part of all the others, so their order would "
-        "be lost: let shard_key and every key have a column in common that is one of these keys alone, or omit once",
+        f"rows are shuffled by what orders them, and no key of {listed} is part of all the others, so their order "
+        "would be lost: let shard_key and every key have a column in common that is one of these keys alone, or "
+        "omit once",
     )
 
 
@@ -431,8 +432,8 @@ def _sharded(given: _Given, settings: Settings) -> AddressTarget:
 
 def _check_length(given: _Given, settings: Settings, option: str, resource: str, address: str) -> None:
     if len(address) > MAX_ADDRESS and not scheme_of(settings.url(resource)).startswith("openwire"):
-        told = f"{address[:20]}…{address[-20:]}"
-        raise given.wrong(option, f"{told} has {len(address)} characters, and a broker takes {MAX_ADDRESS} at most")
+        shown = f"{address[:20]}…{address[-20:]}"
+        raise given.wrong(option, f"{shown} has {len(address)} characters, and a broker takes {MAX_ADDRESS} at most")
 
 
 def _placed(given: _Given, settings: Settings, option: str, text: str, schemes: Sequence[str]) -> tuple[str, str]:

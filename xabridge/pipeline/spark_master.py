@@ -1,4 +1,4 @@
-"""The master of a Spark session: what the application says, what spark-submit was told, or our own default.
+"""The master of a Spark session: the application's, spark-submit's, or our own default.
 
 Under `spark-submit` the JVM runs before the application does, and has its settings: those of the command line and of
 `spark-defaults.conf`. Otherwise the application's own settings start the JVM. These would hide the master of

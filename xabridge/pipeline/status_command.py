@@ -176,7 +176,7 @@ def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
     for gtrid, branches in prepared.items():
         if gtrid not in shown:
             number = str(epoch_of(gtrid))
-            yield from _cells(number, gtrid, "orphan" if gtrid in given_up else "older", "", told(branches))
+            yield from _cells(number, gtrid, "orphan" if gtrid in given_up else "older", "", branch_counts(branches))
 
     yield ""
     yield from _batches(found, last)
@@ -193,7 +193,7 @@ def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
 
 def _epoch(epoch: EpochStatus, branches: dict[str, list[Xid]], now_s: float) -> Iterator[str]:
     old = age(max(now_s - epoch.changed_at, 0))
-    yield from _cells(str(epoch.epoch), epoch.gtrid, epoch.state, old, told(branches))
+    yield from _cells(str(epoch.epoch), epoch.gtrid, epoch.state, old, branch_counts(branches))
 
 
 def _batches(found: PipelineStatus, last: int) -> Iterator[str]:
@@ -228,19 +228,19 @@ def _short(number: int, digits: int, unit: str = "") -> str:
     return f"{number // size} {prefix}{unit}"
 
 
-def _cells(number: str, gtrid: bytes, state: str, old: str, told: str) -> Iterator[str]:
+def _cells(number: str, gtrid: bytes, state: str, old: str, branches: str) -> Iterator[str]:
     name = gtrid_name(gtrid)
     if len(name) > _WIDTHS[1]:
         yield f"{number.rjust(_WIDTHS[0])}  {name}"
         number = name = ""
-    yield table_row((number, name, state, old, told), _WIDTHS, _RIGHT)
+    yield table_row((number, name, state, old, branches), _WIDTHS, _RIGHT)
 
 
 def _names(names: Sequence[str]) -> str:
     return listed([escaped(name) for name in names])
 
 
-def told(branches: dict[str, list[Xid]]) -> str:
+def branch_counts(branches: dict[str, list[Xid]]) -> str:
     """ "broker 2, shop 1"."""
     return ", ".join(f"{escaped(resource)} {len(xids)}" for resource, xids in branches.items()) or "-"
 

@@ -331,8 +331,8 @@ class Client:
         link, reply_to = channel
         yield lambda: self.may_send(link)
         properties = Described(Ulong(PROPERTIES), [None, None, None, None, reply_to, Ulong(self._next_id)])
-        told = Described(Ulong(APPLICATION_PROPERTIES), dict(application_properties.items()))
-        self.post(link, encode(properties) + encode(told) + value_message(_NULL))
+        described = Described(Ulong(APPLICATION_PROPERTIES), dict(application_properties.items()))
+        self.post(link, encode(properties) + encode(described) + value_message(_NULL))
         yield lambda: self._replies
         return self._replies.pop()
 

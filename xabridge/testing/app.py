@@ -166,7 +166,7 @@ class TestApp:
 
     def fail(self, resource: str, at: At) -> None:
         """The resource fails, once: "start", it can't be reached; "prepare", it votes no; "commit", the connection is
-        lost when it is told to commit, and the outcome is unknown until `recover`."""
+        lost when it is to commit, and the outcome is unknown until `recover`."""
         self.manager.resource(resource)
         self._faults.want(resource, at)
 
@@ -244,10 +244,10 @@ class TestApp:
             live.job.failures = Failures(lambda: self.broker.clock.wall_ms() / 1000)
 
     def _make_manager(self, transaction: type[Transaction]) -> TransactionManager[Any]:
-        told = self._configuration
-        log = None if told.log is None else FailingLog(open_log(told.log, told.node), self._faults)
+        made = self._configuration
+        log = None if made.log is None else FailingLog(open_log(made.log, made.node), self._faults)
         return TransactionManager(
-            told.node, log, told.resources, transaction=self._noting(transaction), timeout_s=told.timeout_s
+            made.node, log, made.resources, transaction=self._noting(transaction), timeout_s=made.timeout_s
         )
 
     def _noting(self, base: type[Any]) -> type[Any]:
@@ -267,8 +267,8 @@ class TestApp:
 
     def _under_test(self, folder: Path) -> Configuration:
         """The App's configuration, with what the test has instead of its brokers and its database."""
-        told = self.app.configuration
-        configuration = told if isinstance(told, Configuration) else configuration_from(told, None)
+        given = self.app.configuration
+        configuration = given if isinstance(given, Configuration) else configuration_from(given, None)
         replaced = {name: self._replaced(name, config, folder) for name, config in configuration.resources.items()}
         decides = [name for name, config in replaced.items() if config.mode == "decider"]
         if len(decides) > 1:

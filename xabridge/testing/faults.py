@@ -5,7 +5,7 @@ What can be asked for, as `at`:
 
     start      it can't be reached when a transaction first uses it
     prepare    it votes no: the transaction is rolled back
-    commit     the connection is lost when it is told to commit: the outcome is unknown until recovery
+    commit     the connection is lost when it is to commit: the outcome is unknown until recovery
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Faults:
 
     @property
     def may_leave_work(self) -> bool:
-        """Whether branches may be prepared that nobody finishes before the end of the test."""
+        """Whether prepared branches may be left unfinished until the end of the test."""
         with self._lock:
             return self.is_dead or any(at == "commit" for _, at in self._wanted)
 

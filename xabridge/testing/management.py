@@ -49,7 +49,7 @@ class Management:
         return {queue["name"]: int(queue["depth"]) for queue in self.ask("queues")}
 
     def waiting(self, name: str) -> int:
-        """How many messages a queue has for whoever asks; of a broker that has few queues."""
+        """How many messages of a queue are available; for a broker that has few queues."""
         return next(
             (int(queue["depth"]) - int(queue["held"]) for queue in self.ask("queues") if queue["name"] == name), 0
         )

@@ -17,8 +17,8 @@ _OFFSETS: Final = itertools.count()
 
 
 def free_port() -> int:
-    """A port below those that the system hands out for outgoing connections. Nobody listens there, and nobody else is
-    given it."""
+    """A port below those that the system hands out for outgoing connections. It is free, and given to one caller
+    only."""
     for _ in range(20_000):
         port = 10_000 + (os.getpid() * 16 + next(_OFFSETS)) % 20_000
         kept = socket.socket()

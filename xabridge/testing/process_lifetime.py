@@ -1,7 +1,7 @@
 """What a process has started ends with it, however it ends: a server of a test is no one's when a run is interrupted.
 
 `marked_environment` is the environment for what is to end with this process: it has a mark, which is inherited. A watch
-in a process of its own learns from the system that this process is gone, and kills whoever has the mark. It needs
+in a process of its own learns from the system that this process is gone, and kills what has the mark. It needs
 Linux, where an environment can be read in /proc; elsewhere nothing is killed.
 """
 
@@ -45,7 +45,7 @@ _watch: _Watch | None = None
 
 def marked_environment() -> dict[str, str]:
     """The environment of this process, with the mark for what ends with it."""
-    global _watch  # noqa: PLW0603 — a process has one, whoever starts its servers
+    global _watch  # noqa: PLW0603 — a process has one for all its servers
     if PROCESSES.exists() and (_watch is None or _watch.process != os.getpid()):
         _watch = _Watch()
     return {**os.environ, NAME: _watch.mark} if _watch is not None else dict(os.environ)

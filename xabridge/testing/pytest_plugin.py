@@ -31,8 +31,8 @@ def xabridge_app(request: pytest.FixtureRequest) -> Iterator[TestApp]:
     from xabridge.app.app import find_app  # noqa: PLC0415 — as the docstring says
     from xabridge.testing import TestApp  # noqa: PLC0415
 
-    told = str(request.config.getini(NAME))
-    if not told:
+    reference = str(request.config.getini(NAME))
+    if not reference:
         pytest.fail('say which App it is: xabridge_app = "module:name" in the settings of pytest', pytrace=False)
-    with TestApp(find_app(told)) as test:
+    with TestApp(find_app(reference)) as test:
         yield test

@@ -20,7 +20,7 @@ from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the s
 
 GO_DOWN = {
     "test_while_the_resource_can_not_be_reached",
-    "test_a_diagnosis_of_what_is_down_or_wrong_says_the_mend",
+    "test_a_diagnosis_of_what_is_down_or_wrong_advises",
 }
 """The tests in which the broker can't be reached for a while."""
 

@@ -161,10 +161,10 @@ def test_bars_stay_in_the_picture_and_are_told_in_words() -> None:
         "119.0 s",
         "5 m",
     ]
-    assert drawn.told == "1.0 s: work 500 ms, prepare 250 ms"
+    assert drawn.label == "1.0 s: work 500 ms, prepare 250 ms"
     assert drawn.lanes[:2] == ("shop", "log")
     assert len(drawn.lanes) == 8
     assert all(bar.x >= 0 and bar.width > 0 and bar.x + bar.width <= WIDTH for bar in drawn.bars)
-    assert "shop: prepare 250 ms, XA_OK" in [bar.told for bar in drawn.bars]
-    (prepare,) = [bar for bar in drawn.bars if bar.told.startswith("shop")]
+    assert "shop: prepare 250 ms, XA_OK" in [bar.label for bar in drawn.bars]
+    (prepare,) = [bar for bar in drawn.bars if bar.label.startswith("shop")]
     assert (prepare.x, prepare.width, prepare.looks) == (250.0, 125.0, "prepare")

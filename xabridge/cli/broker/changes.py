@@ -33,16 +33,16 @@ def change_messages(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker move`, `copy`, `retry`, `purge QUEUE`: of messages that were chosen by their ids, or the first
     ones, or all that are there."""
     operation, ids = arguments.action, arguments.id
-    told = {"to": arguments.to} if "to" in arguments else {}
+    target = {"to": arguments.to} if "to" in arguments else {}
     found = _chosen(management, arguments.queue, set(ids), arguments.most)
     missing = len(set(ids)) - sum(found.values()) if ids else 0
-    what = of_messages(operation, arguments.queue, found, missing=missing, **told)
+    what = of_messages(operation, arguments.queue, found, missing=missing, **target)
     if not may(arguments, what, asks=KINDS[operation].loses):
         if arguments.dry_run:
             return Exit.FAILED if missing else Exit.DONE
         return Exit.REFUSED
 
-    answer = management.ask(operation, queue=arguments.queue, ids=",".join(ids), most=arguments.most, **told)
+    answer = management.ask(operation, queue=arguments.queue, ids=",".join(ids), most=arguments.most, **target)
     left: Mapping[str, int] = answer["left"]
     if arguments.json:
         write_json({"done": answer["done"], "left": dict(left)})
@@ -56,13 +56,13 @@ def change_messages(management: ManagementClient, arguments: Namespace) -> Exit:
 def _chosen(management: ManagementClient, queue: str, ids: set[str], most: int) -> Counter[str]:
     """How many of the messages that are chosen are available, and how many are held."""
     if not ids:
-        told = next((one for one in management.pages("queues", key="name") if one["name"] == queue), None)
-        if told is None:
+        found = next((one for one in management.pages("queues", key="name") if one["name"] == queue), None)
+        if found is None:
             raise RefusedError(Refusal(Condition.NOT_FOUND, f"there is no queue {queue!r}", Code.XAER_NOTA))
-        free = told["depth"] - told["held"]
-        return Counter(available=min(free, most) if most else free, held=0 if most else told["held"])
-    found = management.pages("messages", key="position", queue=queue)
-    return Counter(one["state"] for one in found if one["id"] in ids)
+        free = found["depth"] - found["held"]
+        return Counter(available=min(free, most) if most else free, held=0 if most else found["held"])
+    messages = management.pages("messages", key="position", queue=queue)
+    return Counter(one["state"] for one in messages if one["id"] in ids)
 
 
 # -- everything else
@@ -82,10 +82,10 @@ SETTINGS: Final = {
 
 def configure(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker configure QUEUE`."""
-    told = {name: getattr(arguments, name) for name in (*SETTINGS, "when_full")}
-    told = {name: value for name, value in told.items() if value is not None}
-    what = f"configure {arguments.queue}: " + ", ".join(f"{name} = {value}" for name, value in told.items())
-    return change(management, arguments, "configure-queue", what, queue=arguments.queue, **told)
+    settings = {name: getattr(arguments, name) for name in (*SETTINGS, "when_full")}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    what = f"configure {arguments.queue}: " + ", ".join(f"{name} = {value}" for name, value in settings.items())
+    return change(management, arguments, "configure-queue", what, queue=arguments.queue, **settings)
 
 
 def delete(management: ManagementClient, arguments: Namespace) -> Exit:
@@ -128,18 +128,18 @@ def permit(management: ManagementClient, arguments: Namespace) -> Exit:
     given: dict[str, Any] = {name: getattr(arguments, name) for name in ("consume", "produce", "create", "coordinate")}
     given |= {name: getattr(arguments, name) for name in ("view", "manage", "read_payload")}
     rule = {name: value for name, value in given.items() if value and value != "none"}
-    told = json.dumps(rule, ensure_ascii=False)
-    what = f"let {arguments.user} do this and nothing else: {told}"
-    return change(management, arguments, "set-permissions", what, user=arguments.user, rule=told)
+    shown = json.dumps(rule, ensure_ascii=False)
+    what = f"let {arguments.user} do this and nothing else: {shown}"
+    return change(management, arguments, "set-permissions", what, user=arguments.user, rule=shown)
 
 
 def change(
-    management: ManagementClient, arguments: Namespace, operation: str, what: str, *, asks: bool = False, **told: Any
+    management: ManagementClient, arguments: Namespace, operation: str, what: str, *, asks: bool = False, **values: Any
 ) -> Exit:
     """Has the broker change something, unless it is not to be done."""
     if not may(arguments, what, asks=asks):
         return Exit.DONE if arguments.dry_run else Exit.REFUSED
-    management.ask(operation, **told)
+    management.ask(operation, **values)
     if arguments.json:
         write_json({"done": True, "left": {}})
     else:

@@ -93,8 +93,8 @@ def _add_messages(action: _Action) -> None:
 
 
 def _add_most(parser: ArgumentParser, default: int) -> None:
-    told = "all of them" if not default else str(default)
-    parser.add_argument("--most", type=_count, default=default, metavar="N", help=f"at most so many (default {told})")
+    shown = "all of them" if not default else str(default)
+    parser.add_argument("--most", type=_count, default=default, metavar="N", help=f"at most so many (default {shown})")
 
 
 def _port(text: str) -> int:
@@ -116,9 +116,9 @@ def _number(text: str) -> int:
 
 
 def _add_changes(action: _Action) -> None:
-    def change(name: str, summary: str, run_action: _Run, argument: str, told: str) -> ArgumentParser:
+    def change(name: str, summary: str, run_action: _Run, argument: str, argument_help: str) -> ArgumentParser:
         added = action(name, summary, run_action)
-        added.add_argument(argument.lower(), metavar=argument, help=told)
+        added.add_argument(argument.lower(), metavar=argument, help=argument_help)
         added.add_argument("--dry-run", action="store_true", help="only say what would be done")
         added.add_argument("--yes", action="store_true", help="do it without asking")
         return added
@@ -140,18 +140,18 @@ def _add_changes(action: _Action) -> None:
     deleting = change("delete", "delete a queue", changes.delete, "QUEUE", "its name")
     deleting.add_argument("--force", action="store_true", help="also with messages and consumers")
     configuring = change("configure", "change settings of a queue", changes.configure, "QUEUE", "its name")
-    for name, told in changes.SETTINGS.items():
-        configuring.add_argument(f"--{name.replace('_', '-')}", type=_number, metavar="N", help=told)
+    for name, summary in changes.SETTINGS.items():
+        configuring.add_argument(f"--{name.replace('_', '-')}", type=_number, metavar="N", help=summary)
     configuring.add_argument(
         "--when-full", choices=("refuse", "dead-letter"), help="what happens to a message that is too much"
     )
-    for name, operation, summary, argument, told in (
+    for name, operation, summary, argument, argument_help in (
         ("pause", "pause-queue", "give no messages of a queue to consumers", "QUEUE", "its name"),
         ("resume", "resume-queue", "give messages of a queue to consumers again", "QUEUE", "its name"),
         ("close", "close-connection", "close a connection", "CONNECTION", "its number, as `connections` shows it"),
         ("drop", "drop-branch", "roll back a branch that is not prepared", "XID", "its xid, as `branches` shows it"),
     ):
-        change(name, summary, changes.change_as_named(operation), argument, told)
+        change(name, summary, changes.change_as_named(operation), argument, argument_help)
 
 
 def _add_users(action: _Action) -> None:

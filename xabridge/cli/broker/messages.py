@@ -72,13 +72,13 @@ def _some(
 
 def read(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker read QUEUE ID`: one message with its content."""
-    told = management.ask("read", queue=arguments.queue, id=arguments.id)
-    octets: bytes = told["octets"]
+    answer = management.ask("read", queue=arguments.queue, id=arguments.id)
+    octets: bytes = answer["octets"]
     message = Message.from_octets(octets)
     facts: dict[str, Any] = {
         "id": arguments.id,
         "queue": arguments.queue,
-        "deliveries": told["deliveries"],
+        "deliveries": answer["deliveries"],
         "properties": {
             name: value
             for name in ("id", "subject", "reply_to", "correlation_id", "content_type", "group_id")

@@ -57,12 +57,12 @@ async def preview(_console: Console, request: Request, session: Session) -> View
     if not rights.manage:
         raise RequestRefused(f"{rights.user} may not manage this broker", right=True)
 
-    told, total, whole = await _told(link, kind, fields)
+    sentences, total, whole = await _preview(link, kind, fields)
     about = {name: fields[name] for name in (*kind.about, "ids", "from", "why") if name in fields}
     context = {
         "title": kind.verb,
         "kind": kind,
-        "sentences": told,
+        "sentences": sentences,
         "total": total,
         "whole": whole,
         "looked_at": LOOKED_AT,
@@ -75,7 +75,7 @@ async def preview(_console: Console, request: Request, session: Session) -> View
     return View("preview.html", context)
 
 
-async def _told(link: BrokerLink, kind: Kind, fields: Mapping[str, str]) -> tuple[list[str], int, bool]:
+async def _preview(link: BrokerLink, kind: Kind, fields: Mapping[str, str]) -> tuple[list[str], int, bool]:
     """The sentences, how many messages it is about, and whether that was counted to the end."""
     if kind.of_messages:
         selection = _selection(fields)
@@ -115,12 +115,12 @@ async def change(console: Console, request: Request, session: Session) -> Respon
     if kind.of_messages:
         job = await _begun(console, session, link, kind, fields)
         return RedirectResponse(f"/jobs/{job.number}", 303)
-    told: dict[str, Any] = {name: fields.get(name, "") for name in kind.about}
+    arguments: dict[str, Any] = {name: fields.get(name, "") for name in kind.about}
     if "force" in kind.asks:
-        told["force"] = fields.get("force") == "yes"
-    console.audit(session, kind.operation, broker=link.name, **told)
-    await link.change(kind.operation, **told)
-    session.told.append(("good", f"Done: {kinds_said(kind, fields)}."))
+        arguments["force"] = fields.get("force") == "yes"
+    console.audit(session, kind.operation, broker=link.name, **arguments)
+    await link.change(kind.operation, **arguments)
+    session.flashes.append(("good", f"Done: {kinds_said(kind, fields)}."))
     gone = kind.operation == "delete-queue"
     return RedirectResponse("/queues" if gone else _back(link.name, kind, fields), 303)
 
@@ -142,7 +142,7 @@ async def _begun(console: Console, session: Session, link: BrokerLink, kind: Kin
     if "to" in kind.asks and not to:
         raise RequestRefused("nothing was done: choose the queue that they come to")
 
-    told, total, whole = await _told(link, kind, fields)
+    sentences, total, whole = await _preview(link, kind, fields)
     shown = fields.get("total", "")
     if shown.isascii() and shown.isdecimal():
         total = min(total, int(shown[:18]))  # not what came since the preview
@@ -150,12 +150,12 @@ async def _begun(console: Console, session: Session, link: BrokerLink, kind: Kin
         return session.jobs[number]
 
     arguments = {"to": to} if to else {}
-    job = Job(number, link, kind.operation, _selection(fields), arguments, told[0], total, whole=whole)
+    job = Job(number, link, kind.operation, _selection(fields), arguments, sentences[0], total, whole=whole)
     while len(session.jobs) >= MOST_JOBS:
         del session.jobs[next(iter(session.jobs))]
     session.jobs[number] = job
     console.audit(
-        session, kind.operation, broker=link.name, queue=job.selection.queue, change=told[0], **arguments
+        session, kind.operation, broker=link.name, queue=job.selection.queue, change=sentences[0], **arguments
     )  # fmt: skip
     task = asyncio.create_task(_run(console, session, job))
     console.jobs.add(task)

@@ -25,7 +25,7 @@ async def connections(_console: Console, request: Request, session: Session) -> 
     rows = [
         (answer.broker, one)
         for answer in answers
-        for one in answer.told or ()
+        for one in answer.value or ()
         if any(wanted in str(one[key]).lower() for key in ("user", "peer", "container", "product", "number"))
     ]
     number, pages = page_of(request, len(rows), PAGE)
@@ -38,7 +38,7 @@ async def connections(_console: Console, request: Request, session: Session) -> 
         "pages": pages,
         "q": request.query_params.get("q", ""),
         "only": request.query_params.get("broker", ""),
-        "troubles": [answer for answer in answers if answer.told is None],
+        "troubles": [answer for answer in answers if answer.value is None],
         "live": True,
     }
     return View("connections.html", context)

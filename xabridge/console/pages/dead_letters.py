@@ -107,12 +107,12 @@ async def reasons(console: Console, request: Request, session: Session) -> View:
     first: dict[tuple[str, str], list[str]] = {}
     for letter in letters:
         try:
-            told = await link.ask("read", queue=queue, id=letter["id"])
+            message = await link.ask("read", queue=queue, id=letter["id"])
         except BrokerProblem as trouble:
             if getattr(trouble, "right", False):
                 raise
             continue
-        reason = reason_of(told["octets"])
+        reason = reason_of(message["octets"])
         counts[reason] += 1
         first.setdefault(reason, []).append(letter["id"])
 

@@ -122,6 +122,6 @@ async def signed_out(console: Console, request: Request) -> Response:
 
 
 def _inside(back: str) -> str:
-    """An address of this console's, or nothing: nobody is led elsewhere after signing in."""
+    """An address of this console's, or nothing: signing in never leads elsewhere."""
     good = back.startswith("/") and not back.startswith(("//", "/\\")) and back.isprintable() and len(back) < 2000
     return back if good and not back.startswith(("/login", "/live", "/logout")) else ""

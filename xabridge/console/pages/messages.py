@@ -39,20 +39,20 @@ async def read(console: Console, request: Request, session: Session) -> View:
     link = link_of(request, session)
     fields = await checked_form(request, session)
     queue, number = fields.get("queue", ""), fields.get("id", "")
-    told = await link.ask("read", queue=queue, id=number)
+    message = await link.ask("read", queue=queue, id=number)
     console.audit(session, "read", broker=link.name, queue=queue, id=number)
-    return await _shown(link, queue, number, told["octets"])
+    return await _shown(link, queue, number, message["octets"])
 
 
 async def _shown(link: BrokerLink, queue: str, number: str, content: bytes | None) -> View:
     found = await link.ask("messages", queue=queue, ids=number)
     if not found:
         raise RequestRefused(f"there is no message {number} in {queue} any more: somebody has taken it, or moved it")
-    told = await link.queue(queue)
+    found_queue = await link.queue(queue)
     context = {
         "title": f"Message {number}",
         "queue": queue,
-        "dead_letters": told["for-dead-letters"] or told["dead-letters"],
+        "dead_letters": found_queue["for-dead-letters"] or found_queue["dead-letters"],
         "message": found[0],
         "too_large": found[0]["octets"] > MAX_READ,
         "content": None if content is None else content_of(content),
@@ -91,5 +91,5 @@ def reason_of(octets: bytes) -> tuple[str, str]:
         annotations = Message.from_octets(octets).annotations or {}
     except (DecodeError, ValueError):
         return "this is not a message of AMQP 1.0", ""
-    told = {str(key): value for key, value in annotations.items()}
-    return str(told.get("x-opt-dead-reason", "no consumer has noted a reason")), str(told.get("x-opt-dead-place", ""))
+    texts = {str(key): value for key, value in annotations.items()}
+    return str(texts.get("x-opt-dead-reason", "no consumer has noted a reason")), str(texts.get("x-opt-dead-place", ""))

@@ -25,11 +25,11 @@ LIVE: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class NodeLine:
-    """A node in a line. Rates are those of the last minute, and of all its consumers together; `told` is None if it is
+    """A node in a line. Rates are those of the last minute, and of all its consumers together; `node` is None if it is
     away, and `trouble` says why."""
 
     name: str
-    told: Node | None
+    node: Node | None
     trouble: str
 
     @property
@@ -45,17 +45,17 @@ class NodeLine:
     @property
     def oldest_s(self) -> float | None:
         """The age of the oldest transaction that is under way."""
-        return max((one.age_s for one in self.told.live), default=None) if self.told is not None else None
+        return max((one.age_s for one in self.node.live), default=None) if self.node is not None else None
 
     @property
     def stuck(self) -> tuple[str, ...]:
         """What keeps the node, or one of its consumers, from its work."""
-        if self.told is None:
+        if self.node is None:
             return ()
-        return (*self.told.trouble, *(why for one in self.told.consumers for why in one.trouble))
+        return (*self.node.trouble, *(why for one in self.node.consumers for why in one.trouble))
 
     def _rate(self, outcome: str) -> float:
-        return sum(one.rates.get(outcome, 0.0) for one in self.told.consumers) if self.told is not None else 0.0
+        return sum(one.rates.get(outcome, 0.0) for one in self.node.consumers) if self.node is not None else 0.0
 
 
 async def nodes(console: Console, request: Request, session: Session) -> View:
@@ -78,7 +78,7 @@ async def nodes(console: Console, request: Request, session: Session) -> View:
 
 async def node_lines(console: Console, session: Session) -> list[NodeLine]:
     """Each node in a line, for who may see them. Refused: this user may not."""
-    return [NodeLine(one.broker, one.told, one.trouble) for one in await _answers(console, session)]
+    return [NodeLine(one.broker, one.value, one.trouble) for one in await _answers(console, session)]
 
 
 async def _answers(console: Console, session: Session) -> list[BrokerReply[Node]]:

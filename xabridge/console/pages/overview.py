@@ -59,7 +59,7 @@ class InDoubtFigure:
 
     @property
     def waits(self) -> int:
-        """Those that nobody here can decide."""
+        """Those whose decision is not known here."""
         return sum(view.decision in (DecisionKnowledge.UNKNOWN, DecisionKnowledge.ENDED) for view in self.transactions)
 
     @property
@@ -86,7 +86,7 @@ async def overview(console: Console, _request: Request, session: Session) -> Vie
         _listed(node_lines(console, session)),
         _listed(_pipelines(console, session)),
     )
-    letters = [(answer.broker, group) for answer in dead for group in (answer.told.groups if answer.told else ())]
+    letters = [(answer.broker, group) for answer in dead for group in (answer.value.groups if answer.value else ())]
     letters.sort(key=lambda one: -one[1].count)
 
     context = {
@@ -101,8 +101,8 @@ async def overview(console: Console, _request: Request, session: Session) -> Vie
         "most_doubts": DOUBTS,
         "letters": letters[:GROUPS],
         "more_letters": max(len(letters) - GROUPS, 0),
-        "dead": sum(answer.told.total for answer in dead if answer.told),
-        "silent": [answer.broker for answer in dead if answer.told is None],
+        "dead": sum(answer.value.total for answer in dead if answer.value),
+        "silent": [answer.broker for answer in dead if answer.value is None],
         "live": True,
     }
     return View("overview.html", context)

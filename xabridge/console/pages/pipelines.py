@@ -31,13 +31,13 @@ BAR: Final = 240
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What waits in a queue that a pipeline reads, as its broker tells; `told` is None if it tells nothing, and
+    """What waits in a queue that a pipeline reads, as its broker reports; `report` is None if it does not, and
     `trouble` says why."""
 
     resource: str
     queue: str
     broker: str
-    told: dict[str, Any] | None
+    report: dict[str, Any] | None
     trouble: str = ""
 
 
@@ -54,7 +54,7 @@ class EpochLine:
 
 @dataclass(frozen=True, slots=True)
 class PipelineView:
-    """A pipeline as it is shown. `alive`: whether its driver lives, None if that can't be told from here."""
+    """A pipeline as it is shown. `alive`: whether its driver lives, None if that is unknown here."""
 
     status: PipelineStatus
     alive: bool | None
@@ -87,13 +87,13 @@ class PipelineView:
     @property
     def waiting(self) -> int | None:
         """The messages that wait for it; None if that is not known."""
-        counts = [lag.told["depth"] for lag in self.lags if lag.told is not None]
+        counts = [lag.report["depth"] for lag in self.lags if lag.report is not None]
         return sum(counts) if counts else None
 
     @property
     def oldest(self) -> float | None:
         """Since when the oldest of them waits, in milliseconds."""
-        times = [lag.told["oldest"] for lag in self.lags if lag.told is not None and lag.told["depth"]]
+        times = [lag.report["oldest"] for lag in self.lags if lag.report is not None and lag.report["depth"]]
         return min((one for one in times if one is not None), default=None)
 
     @property
@@ -153,14 +153,18 @@ async def _view(console: Console, session: Session, status: PipelineStatus) -> P
         await _lags(console, session, status),
         tuple(
             EpochLine(
-                one, gtrid_name(one.gtrid), words.told(prepared.get(one.gtrid, {})), _bars(one, longest_s), one.phases
+                one,
+                gtrid_name(one.gtrid),
+                words.branch_counts(prepared.get(one.gtrid, {})),
+                _bars(one, longest_s),
+                one.phases,
             )
             for one in shown
         ),
         words.mean_phases(status),
         words.averaged(status),
         tuple(words.summary(status)),
-        tuple((gtrid_name(gtrid), words.told(branches)) for gtrid, branches in words.orphans(status).items()),
+        tuple((gtrid_name(gtrid), words.branch_counts(branches)) for gtrid, branches in words.orphans(status).items()),
         tuple(words.skipped(status, len(shown))),
     )
 

@@ -37,7 +37,7 @@ async def queues(console: Console, request: Request, session: Session) -> View:
     found = [
         (answer.broker, one)
         for answer in answers
-        for one in answer.told or ()
+        for one in answer.value or ()
         if one["lasting"] and wanted.lower() in one["name"].lower()
     ]
     order = _ORDERS.get(by, _ORDERS["name"])
@@ -53,10 +53,10 @@ async def queues(console: Console, request: Request, session: Session) -> View:
         "q": wanted,
         "by": by if by in _ORDERS else "name",
         "only": request.query_params.get("broker", ""),
-        "troubles": [answer for answer in answers if answer.told is None],
+        "troubles": [answer for answer in answers if answer.value is None],
         "histories": console.histories,
         "span": max(console.histories.values(), key=lambda one: one.minutes).span,
-        "may_create": [one.broker for one in await of_each(chosen(request, session), _may_manage) if one.told],
+        "may_create": [one.broker for one in await of_each(chosen(request, session), _may_manage) if one.value],
         "live": True,
     }
     return View("queues.html", context)
@@ -70,14 +70,14 @@ async def queue(console: Console, request: Request, session: Session) -> View:
     """One queue, with a page of its messages. Their content is not read."""
     link = link_of(request, session)
     name = request.query_params.get("name", "")
-    told = await link.queue(name)
+    queue = await link.queue(name)
     rights = await link.rights()
     links = await link.ask("links", address=name, count=100)
 
     messages, after, whole = await _messages(link, request, name)
     context = {
         "title": name,
-        "queue": told,
+        "queue": queue,
         "rights": rights,
         "links": links,
         "messages": messages,
@@ -121,5 +121,5 @@ async def create(console: Console, request: Request, session: Session) -> Respon
     name = fields.get("name", "")
     await link.change("create-queue", queue=name)
     console.audit(session, "create-queue", broker=link.name, queue=name)
-    session.told.append(("good", f"{name} is there."))
+    session.flashes.append(("good", f"{name} is there."))
     return RedirectResponse(address(f"/b/{link.name}/queue", name=name), 303)

@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BrokerReply(Generic[T]):
-    """What one broker has told; `told` is None if it told nothing, and `trouble` says why."""
+    """What one broker has replied; `value` is None if it has not, and `trouble` says why."""
 
     broker: str
-    told: T | None
+    value: T | None
     trouble: str = ""
 
 
@@ -62,8 +62,8 @@ async def of_each(links: list[BrokerLink], question: Callable[[BrokerLink], Awai
 
 
 async def check_may_look(session: Session) -> None:
-    """Whoever may look at the first broker may see what is not a broker's: nodes, pipelines. RequestRefused;
-    BrokerUnreachable: it can't be asked."""
+    """Checks that the user may look at the first broker, and so may see nodes and pipelines. RequestRefused: it may
+    not; BrokerUnreachable: the broker can't be asked."""
     first = next(iter(session.links.values()))
     try:
         await first.rights()

@@ -48,7 +48,7 @@ async def survey_for(console: Console, session: Session) -> Survey:
 async def doubts_for(console: Console, session: Session) -> InDoubtOverview:
     """The same, and as whose each transaction is shown."""
     own, answers = await asyncio.gather(_own(console, session), asyncio.gather(*map(_of_node, console.nodes)))
-    nodes = {answer.broker: answer.told for answer in answers if answer.told is not None}
+    nodes = {answer.broker: answer.value for answer in answers if answer.value is not None}
     return together(own, nodes, {answer.broker: answer.trouble for answer in answers if answer.trouble})
 
 
@@ -64,8 +64,8 @@ async def _own(console: Console, session: Session) -> Survey:
         await _first(session).rights()
     beside = [link for name, link in session.links.items() if name not in console.site.resources]
     answers = await of_each(beside, _branches)
-    silent = {answer.broker: answer.trouble for answer in answers if answer.told is None}
-    return await console.site.survey({answer.broker: answer.told or [] for answer in answers}, silent)
+    silent = {answer.broker: answer.trouble for answer in answers if answer.value is None}
+    return await console.site.survey({answer.broker: answer.value or [] for answer in answers}, silent)
 
 
 async def _branches(link: BrokerLink) -> list[dict[str, Any]]:
@@ -247,7 +247,7 @@ async def act(console: Console, request: Request, session: Session) -> View | Re
         said = await _carried_out(console, session, place, wanted, fields)
     except RequestRefused as refused:
         return await _choice(console, session, place, wanted, str(refused))
-    session.told += [("good" if one.ok else "bad", one.text) for one in said]
+    session.flashes += [("good" if one.ok else "bad", one.text) for one in said]
     return RedirectResponse("/transactions", 303)
 
 

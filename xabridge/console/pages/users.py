@@ -34,13 +34,13 @@ async def _all(link: BrokerLink) -> dict[str, Any]:
     return {"users": found, "rights": await link.rights()}
 
 
-def _read(told: dict[str, Any]) -> dict[str, Any]:
-    rule = None if told["rule"] is None else json.loads(told["rule"])
+def _read(user: dict[str, Any]) -> dict[str, Any]:
+    rule = None if user["rule"] is None else json.loads(user["rule"])
     words = [
         name.replace("_", "-") if value is True else f"{name} {value if isinstance(value, str) else ', '.join(value)}"
         for name, value in (rule or {}).items()
     ]
-    return {**told, "rule": rule, "words": words}
+    return {**user, "rule": rule, "words": words}
 
 
 async def user(_console: Console, request: Request, session: Session) -> View:
@@ -66,7 +66,7 @@ async def set_password(console: Console, request: Request, session: Session) -> 
         raise RequestRefused(f"nothing was done: {error}") from None
     await link.change("set-user", user=name, verifier=str(verifier))
     console.audit(session, "set-user", broker=link.name, user=name)
-    session.told.append(("good", f"The password of {name} is set."))
+    session.flashes.append(("good", f"The password of {name} is set."))
     return RedirectResponse(address(f"/b/{link.name}/user", name=name), 303)
 
 
@@ -78,8 +78,8 @@ async def set_permissions(console: Console, request: Request, session: Session) 
     rule: dict[str, Any] = {what: fields.get(what, "").split() for what in PATTERNS}
     rule |= {flag: fields.get(flag) == "yes" for flag in FLAGS}
     rule["coordinate"] = fields.get("coordinate", "none")
-    told = json.dumps({key: value for key, value in rule.items() if value and value != "none"}, ensure_ascii=False)
-    await link.change("set-permissions", user=name, rule=told)
-    console.audit(session, "set-permissions", broker=link.name, user=name, rule=told)
-    session.told.append(("good", f"The permissions of {name} hold from now on."))
+    text = json.dumps({key: value for key, value in rule.items() if value and value != "none"}, ensure_ascii=False)
+    await link.change("set-permissions", user=name, rule=text)
+    console.audit(session, "set-permissions", broker=link.name, user=name, rule=text)
+    session.flashes.append(("good", f"The permissions of {name} hold from now on."))
     return RedirectResponse(address(f"/b/{link.name}/user", name=name), 303)

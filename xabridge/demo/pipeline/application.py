@@ -2,8 +2,8 @@
 xabridge.demo.pipeline.application`.
 
 Orders come from a queue. Each becomes a row of `enriched`, adds to the `revenue` of its product and window, and is
-alerted when it is large: three DataFrames under the one decision of their micro-batch. What happens is told as lines of
-JSON on stdout: `ready`, `batch` after each micro-batch, `stopped`. `xabridge.demo.pipeline.driver` starts and kills it.
+alerted when it is large: three DataFrames under the one decision of their micro-batch. It prints lines of JSON on
+stdout: `ready`, `batch` after each micro-batch, `stopped`. `xabridge.demo.pipeline.driver` starts and kills it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def start(spark: SparkSession, config: Path, checkpoint: Path, rows: int) -> Str
         spark.readStream.format("amqp")
         .options(**source)
         .load()
-        .selectExpr(f"from_json(body, '{FIELDS}') AS told")
-        .selectExpr("told.number", "told.product", "told.cents", "timestamp_seconds(told.placed) AS placed")
+        .selectExpr(f"from_json(body, '{FIELDS}') AS parsed")
+        .selectExpr("parsed.number", "parsed.product", "parsed.cents", "timestamp_seconds(parsed.placed) AS placed")
     )
 
     def write(batch: DataFrame, number: int) -> None:

@@ -84,7 +84,7 @@ class Proof:
 
 
 def prove(servers: PipelineServers, placed: Sequence[Order], in_doubt: int) -> Proof:
-    """Compares what was placed with what there is; nobody may be at work. The alerts are taken."""
+    """Compares what was placed with what there is; nothing may be at work. The alerts are taken."""
     with psycopg.connect(servers.database) as database:
         rows = [Order(*row) for row in database.execute(_ENRICHED)]
         revenue = [Revenue(*row) for row in database.execute(_REVENUE)]
@@ -117,7 +117,7 @@ def prove(servers: PipelineServers, placed: Sequence[Order], in_doubt: int) -> P
 
 
 def _bodies(session: MessagingSession, queue: str) -> list[bytes | str]:
-    """Takes every message of a queue that nobody adds to."""
+    """Takes every message of a queue to which none are added."""
     bodies: list[bytes | str] = []
     while batch := session.receive_batch(queue, PAGE, 0):
         bodies += [message.body if isinstance(message.body, bytes) else str(message.body) for message in batch]

@@ -209,8 +209,8 @@ class Demo:
         say(f"  {proof.waiting or 'nothing'} left in the queue, {proof.in_doubt or 'nothing'} in doubt")
         if not proof.exact:
             say(f"  what the driver said: {self._driver.errors_at}")
-        told = f"{len(self._faults)} × kill -9 ({', '.join(self._faults)})" if self._faults else "none"
-        say(f"  faults: {told}; {seconds:.0f} s, Spark's starts included")
+        faults = f"{len(self._faults)} × kill -9 ({', '.join(self._faults)})" if self._faults else "none"
+        say(f"  faults: {faults}; {seconds:.0f} s, Spark's starts included")
         say(f"  {NEXT}")
 
 

@@ -40,7 +40,7 @@ class Figures:
     in_doubt: int = 0
     whole: bool = False
 
-    def told(self, orders: int) -> str:
+    def text(self, orders: int) -> str:
         """In words, of so many orders."""
         return f"rows {self.rows:,}/{orders:,} invoices {self.invoices:,} in doubt {self.in_doubt}"
 
@@ -138,7 +138,7 @@ class Audit:
 
     def prove(self, placed: Iterable[Order], in_doubt: int) -> Proof:
         """Whether the orders that were placed are rows and invoices, each once, and what else there is; `in_doubt` is
-        how many branches still are. Nobody may be at work."""
+        how many branches still are. Nothing may be at work."""
         orders = list(placed)
         waiting, invoices = self._messages(ORDERS), self._messages(INVOICES)
         rows = self._rows()

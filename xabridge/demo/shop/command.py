@@ -78,11 +78,11 @@ def _generate(arguments: argparse.Namespace) -> int:
         display = Display(live=sys.stdout.isatty(), quiet=False)
         deadline = time.monotonic() + arguments.wait
         while (figures := _look(shop, manager)).rows < arguments.orders or figures.in_doubt:
-            display.show(figures.rows / arguments.orders, figures.told(arguments.orders))
+            display.show(figures.rows / arguments.orders, figures.text(arguments.orders))
             if time.monotonic() > deadline:
                 break
             time.sleep(LOOK_S)
-        display.show(figures.rows / arguments.orders, figures.told(arguments.orders))
+        display.show(figures.rows / arguments.orders, figures.text(arguments.orders))
         display.keep()
         proof = audit.prove(orders(), figures.in_doubt)
     verdict = "every order once as a row and once as an invoice" if proof.exact else "NOT EXACT"

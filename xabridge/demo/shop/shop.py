@@ -17,7 +17,7 @@ DATABASE: Final = "shop"
 TIMEOUT_S: Final = 5
 """How long a transaction of the shop may take."""
 BRANCH_TIMEOUT_S: Final = TIMEOUT_S + 1
-"""A worker that is killed between the end of its work and prepare leaves a branch that nobody asks for: the broker
+"""A worker that is killed between the end of its work and prepare leaves an abandoned branch: the broker
 gives its messages back after this."""
 
 

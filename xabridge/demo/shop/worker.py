@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tm import Report
 
 LOOK_S: Final = 0.05
-TOLD: Final = {
+COUNTED: Final = {
     Action.COMMITTED: "committed",
     Action.ROLLED_BACK: "rolled_back",
     Action.PENDING: "pending",
@@ -70,10 +70,10 @@ def _watch(manager: TransactionManager, ended: threading.Event) -> None:
 
 
 def _findings(report: Report | None) -> dict[str, int]:
-    counts = dict.fromkeys(TOLD.values(), 0)
+    counts = dict.fromkeys(COUNTED.values(), 0)
     for finding in report.findings if report is not None else ():
-        if finding.action in TOLD:
-            counts[TOLD[finding.action]] += 1
+        if finding.action in COUNTED:
+            counts[COUNTED[finding.action]] += 1
     return counts
 
 

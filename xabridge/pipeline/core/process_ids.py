@@ -35,7 +35,7 @@ def driver_id(proc: Path = PROC) -> str:
 
 
 def is_alive(name: str, proc: Path = PROC) -> bool | None:
-    """Whether the process lives; None for one of another host, which can't be told, and for what is no name."""
+    """Whether the process lives; None if unknown: it is of another host, or the name is not valid."""
     host, _, rest = name.rpartition("/")[0].rpartition("/")
     if host != socket.gethostname() or not rest.isdecimal():
         return None
@@ -48,9 +48,9 @@ def is_alive(name: str, proc: Path = PROC) -> bool | None:
 def _stat(pid: int, proc: Path) -> tuple[str, str, int]:
     """The command of a process, when it was started, and its parent."""
     try:
-        told = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ProcessLookupError(f"there is no process {pid}") from error
-    before, _, behind = told.rpartition(")")
+    before, _, behind = stat.rpartition(")")
     fields = behind.split()  # from the third on: state, parent, …
     return before.partition("(")[2], fields[_STARTED - 2], int(fields[1])

@@ -1,7 +1,7 @@
 """The resource managers of one process, by name, and what a pipeline asks of them beyond XA.
 
 Brokers of `rm_amqp` have fences, browse and bulk work; databases and other brokers are asked by XA alone. Other brokers
-take the messages of sinks. They can't be read from, because nobody can read what a prepared branch of theirs holds.
+take the messages of sinks. They can't be read from, because what a prepared branch of theirs holds can't be read.
 """
 
 from __future__ import annotations

@@ -18,5 +18,5 @@ def expanded(name: str, url: str, environment: Mapping[str, str] = os.environ) -
     try:
         return secrets.expanded(url, environment)
     except KeyError as error:
-        mend = "set it on the driver's host and on every executor's (spark.executorEnv.NAME)"
-        raise PipelineError(f"{name}: {secrets.not_set(error.args[0], mend)}") from None
+        advice = "set it on the driver's host and on every executor's (spark.executorEnv.NAME)"
+        raise PipelineError(f"{name}: {secrets.not_set(error.args[0], advice)}") from None

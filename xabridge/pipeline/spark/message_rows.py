@@ -81,8 +81,8 @@ def _array(messages: Messages, field: pa.Field) -> pa.Array:
     if field.name == "body":
         return pa.array(_bodies(messages, as_text=not pa.types.is_binary(field.type)), type=field.type)
     if field.name not in COLUMNS:  # the one for bad messages
-        told = messages.bad or [None] * len(messages)
-        return pa.array([None if one is None else {"body": one[0], "reason": one[1]} for one in told], type=field.type)
+        bad = messages.bad or [None] * len(messages)
+        return pa.array([None if one is None else {"body": one[0], "reason": one[1]} for one in bad], type=field.type)
     name = "creation_time_ms" if field.name == "creation_time" else field.name
     values: Sequence[Any] | None = getattr(messages, name)
     if name == "delivery_count":  # a message without a header was never delivered before

@@ -41,21 +41,21 @@ class ProgressSpans:
     def progressed(self, pipeline: str, progress: StreamingQueryProgress, result: ResultRow | None) -> None:
         """A micro-batch is committed; `result` as the ledger has it."""
         began = _nanoseconds(datetime.fromisoformat(progress.timestamp).timestamp())
-        told: dict[str, AttributeValue] = {
+        attributes: dict[str, AttributeValue] = {
             PIPELINE: pipeline,
             "xabridge.pipeline.query": str(progress.id),
             "xabridge.pipeline.batch": progress.batchId,
             "xabridge.pipeline.rows": max(0, progress.numInputRows),
         }
         if result is not None:
-            told |= {
+            attributes |= {
                 "xabridge.gtrid": result.gtrid.hex(),
                 "xabridge.pipeline.branches": result.branches,
                 "xabridge.pipeline.orphans": result.swept,
                 "xabridge.pipeline.prepare": result.prepare_s,
             }
 
-        batch = self._tracer.start_span(SPAN, attributes=told, start_time=began)
+        batch = self._tracer.start_span(SPAN, attributes=attributes, start_time=began)
         if not batch.is_recording():
             return
         took_ms: Mapping[str, int] = progress.durationMs

@@ -40,7 +40,7 @@ logger: Final = logging.getLogger("xabridge.pipeline")
 
 
 class ProgressTelemetry:
-    """What OpenTelemetry is told of the queries of one Spark session. Providers: the process's global ones, unless
+    """Metrics and spans of the queries of one Spark session. Providers: the process's global ones, unless
     others are given. ModuleNotFoundError: its API is not installed."""
 
     def __init__(

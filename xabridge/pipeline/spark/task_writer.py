@@ -133,9 +133,9 @@ def _check_messages(target: AddressTarget, rows: Mapping[str, str], routes: Sequ
     if "body" not in rows:
         raise PipelineError(f"{where}: the query has no column body for the messages (it has {_list(rows)})")
     if target.shards and rows.get(target.key) not in KEYS:
-        told = f"it is {rows[target.key]}" if target.key in rows else f"the query has {_list(rows)}"
+        found = f"it is {rows[target.key]}" if target.key in rows else f"the query has {_list(rows)}"
         raise PipelineError(
-            f"{where}: shard_key has to name a column with the key, of the type {', '.join(KEYS)}; {told}"
+            f"{where}: shard_key has to name a column with the key, of the type {', '.join(KEYS)}; {found}"
         )
 
     for name, type_ in rows.items():

@@ -281,7 +281,7 @@ class TestAssociation(Contract):
             try:
                 other.ended(second := new_key(), xid)
             except XaError as error:
-                assert error.code is Code.XAER_DUPID  # noqa: PT017 — told early
+                assert error.code is Code.XAER_DUPID  # noqa: PT017 — refused early
             else:
                 with refused(Code.XAER_DUPID, *ROLLBACK_CODES):
                     other.prepare(xid)

@@ -92,9 +92,9 @@ class TestAsynchrony(Contract):
     def test_any_of_several(self, client: Client) -> None:
         keys = {client.ended(key): key for key in (new_key() for _ in range(4))}
         handles = {client.send("prepare", xid): xid for xid in keys}
-        heard = [client.rm.complete(None, RMID, TMMULTIPLE) for _ in handles]
-        assert {completion.handle for completion in heard} == set(handles)
-        assert {completion.code for completion in heard} == {Code.XA_OK}
+        completions = [client.rm.complete(None, RMID, TMMULTIPLE) for _ in handles]
+        assert {completion.handle for completion in completions} == set(handles)
+        assert {completion.code for completion in completions} == {Code.XA_OK}
         with refused(Code.XAER_INVAL):
             client.rm.complete(None, RMID, TMMULTIPLE)
         for xid in keys:
@@ -114,7 +114,7 @@ class TestAsynchrony(Contract):
         client.rollback(others)
 
     def test_without_waiting(self, client: Client) -> None:
-        """Polled: XA_RETRY until it has completed, and then told once."""
+        """Polled: XA_RETRY until it has completed, and then its answer once."""
         for flags in (TMNOWAIT, TMNOWAIT | TMMULTIPLE):
             xid = client.ended(key := new_key())
             handle = client.send("prepare", xid)
@@ -144,7 +144,7 @@ class TestAsynchrony(Contract):
             client.wait(handle)
         client.rollback(xid)
 
-    def test_a_failure_is_told_by_complete(self, client: Client) -> None:
+    def test_complete_returns_a_failure(self, client: Client) -> None:
         unknown = new_xid()
         for verb in ("prepare", "commit", "rollback", "forget"):
             completion = client.rm.complete(client.send(verb, unknown), RMID)
@@ -181,7 +181,7 @@ class TestAsynchrony(Contract):
         client.commit(xid)
         assert {key, second} <= client.harness.committed()
 
-    def test_close_waits_for_nobody(self, client: Client) -> None:
+    def test_close_does_not_wait(self, client: Client) -> None:
         xid = client.ended(new_key())
         handle = client.send("prepare", xid)
         with refused(Code.XAER_PROTO):
@@ -189,7 +189,7 @@ class TestAsynchrony(Contract):
         client.wait(handle)
         client.rollback(xid)
 
-    def test_a_connection_that_is_cut_before_the_vote_is_heard(self, harness: Harness, client: Client) -> None:
+    def test_a_connection_that_is_cut_before_the_vote_arrives(self, harness: Harness, client: Client) -> None:
         """The vote was read already, or XAER_RMFAIL is returned, not raised; then recovery finds the outcome."""
         xid = client.ended(key := new_key())
         handle = client.send("prepare", xid)
@@ -218,8 +218,8 @@ class TestAsynchrony(Contract):
         harness.go_down()
         try:
             code = client.wait(client.send("commit", xid))
-        except ResourceUnavailable as told:  # could not even be sent
-            code = told.code
+        except ResourceUnavailable as error:  # could not even be sent
+            code = error.code
         assert code is Code.XAER_RMFAIL
         harness.come_back()
         client.reopen()

@@ -33,15 +33,15 @@ PATIENCE_S = 60
 
 
 def overlap(client: Client, verb: str, xids: Iterable[Xid]) -> dict[Xid, Code]:
-    """Sends the verb for every branch before anything is collected, unless it is told to collect first."""
+    """Sends the verb for every branch before anything is collected, unless XAER_ASYNC asks to collect first."""
     codes: dict[Xid, Code] = {}
     sent: dict[Xid, Handle] = {}
     for xid in xids:
         while xid not in sent:
             try:
                 sent[xid] = client.send(verb, xid)
-            except XaMisuse as told:
-                assert told.code is Code.XAER_ASYNC, told  # noqa: PT017 — one of two right answers
+            except XaMisuse as error:
+                assert error.code is Code.XAER_ASYNC, error  # noqa: PT017 — one of two right answers
                 assert sent.keys() - codes.keys(), "nothing is outstanding that could be collected"
                 collect(client, sent, codes)
     collect(client, sent, codes)
@@ -104,7 +104,7 @@ class TestCapacity(Contract):
 
     @pytest.mark.timeout(PATIENCE_S)
     def test_synchronous_calls_while_all_the_room_is_taken(self, client: Client) -> None:
-        """The thread whose operations take all the room goes on with what waits for nobody: commits, rolls back, scans,
+        """The thread whose operations take all the room goes on with what needs no room: commits, rolls back, scans,
         and starts another branch."""
         keys = {client.prepared(key): key for key in (new_key() for _ in range(MANY))}
         *many, committed, rolled_back = keys
@@ -112,8 +112,8 @@ class TestCapacity(Contract):
         for xid in many:
             try:
                 sent[xid] = client.send("commit", xid)
-            except XaMisuse as told:
-                assert told.code is Code.XAER_ASYNC  # noqa: PT017 — one of two right answers
+            except XaMisuse as error:
+                assert error.code is Code.XAER_ASYNC  # noqa: PT017 — one of two right answers
                 break
 
         assert client.commit(committed) is Code.XA_OK
@@ -140,8 +140,8 @@ class TestCapacity(Contract):
             for xid in mine:
                 try:
                     sent[xid] = client.send("commit", xid)
-                except XaMisuse as told:
-                    assert told.code is Code.XAER_ASYNC  # noqa: PT017 — the other right answer
+                except XaMisuse as error:
+                    assert error.code is Code.XAER_ASYNC  # noqa: PT017 — the other right answer
                     break
             barrier.wait(PATIENCE_S)
             collect(client, sent, codes)

@@ -1,4 +1,4 @@
-"""prepare, commit, rollback, forget: outcomes of branches that nobody interferes with."""
+"""prepare, commit, rollback, forget: outcomes of branches without interference."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ NODES = ("orders-1", "orders-10", "orders-2")
 
 
 def new_owner(node: str = "orders-1") -> Owner:
-    """An owner that nobody else is."""
+    """A new, unique owner."""
     return Owner(node, secrets.token_bytes(8), "")
 
 
@@ -158,7 +158,7 @@ class TestDeciding:
         other.rm.close("", RMID)
 
     # --- who is at work ---------------------------------------------------------------------------------------
-    def test_nobody_is_at_work_without_a_lease(self, client: Decider) -> None:
+    def test_no_owner_is_at_work_without_a_lease(self, client: Decider) -> None:
         assert client.owners() == set()
         client.rm.hold(new_owner(), 0, RMID)
         assert client.owners() == set()
@@ -364,7 +364,7 @@ class TestDeciding:
         client.rm.end_decisions([undecided.gtrid], RMID)
 
     def test_settle_and_decide_race(self, harness: DeciderHarness, client: Decider) -> None:
-        """Whoever is first, both say the same: decided with a record, or rolled back without."""
+        """Whichever is first, both say the same: decided with a record, or rolled back without."""
         recovery = Decider(harness)
         tombstones = []
         for _ in range(ROUNDS):

@@ -32,7 +32,7 @@ class TestFailures(Contract):
         assert key in harness.committed()
 
     def test_a_client_that_dies_after_end(self, harness: Harness, client: Client) -> None:
-        """Nobody has voted: not in doubt. A shared branch may still be prepared by another; another's is gone."""
+        """No branch has voted: not in doubt. A shared branch may still be prepared by another; another's is gone."""
         other = Client(harness)
         xid = other.ended(key := new_key())
         harness.crash(other.rm)

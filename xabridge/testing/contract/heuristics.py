@@ -26,7 +26,7 @@ class TestHeuristics(Contract):
 
     @pytest.mark.parametrize("committed", [True, False])
     @pytest.mark.parametrize("verb", ["commit", "rollback"])
-    def test_the_outcome_is_told_until_it_is_forgotten(self, client: Client, verb: str, *, committed: bool) -> None:
+    def test_the_outcome_is_reported_until_it_is_forgotten(self, client: Client, verb: str, *, committed: bool) -> None:
         expected = Code.XA_HEURCOM if committed else Code.XA_HEURRB
         xid = client.begun(key := new_key())
         client.write(second := new_key())

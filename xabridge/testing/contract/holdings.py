@@ -108,7 +108,7 @@ class TestHoldings(Contract):
         with refused(Code.XAER_PROTO):
             client.rm.recover(RMID, TMSTARTRSCAN, 1)
 
-    def test_a_diagnosis_of_what_is_down_or_wrong_says_the_mend(self, harness: Harness) -> None:
+    def test_a_diagnosis_of_what_is_down_or_wrong_advises(self, harness: Harness) -> None:
         client = Client(harness, opened=False)
         rm = client.rm
         if not isinstance(rm, Diagnosing):

@@ -37,14 +37,14 @@ def outcomes(client: Client, *notes: bytes) -> list[BranchOutcome]:
 
 
 class TestOutcomeNotes(Contract):
-    """Notes, and what is told of them."""
+    """Notes, and what they report."""
 
     def test_a_note_tells_what_became_of_its_branch(self, client: Client) -> None:
         committed, rolled_back, waiting = (prepared(client) for _ in range(3))
         assert client.commit(committed[0]) is Code.XA_OK
         client.rollback(rolled_back[0])
-        told = outcomes(client, waiting[1], committed[1], rolled_back[1])
-        assert told == [BranchOutcome.PREPARED, BranchOutcome.COMMITTED, BranchOutcome.ROLLED_BACK]
+        noted = outcomes(client, waiting[1], committed[1], rolled_back[1])
+        assert noted == [BranchOutcome.PREPARED, BranchOutcome.COMMITTED, BranchOutcome.ROLLED_BACK]
         client.rollback(waiting[0])
         assert outcomes(client, waiting[1]) == [BranchOutcome.ROLLED_BACK]
 

@@ -82,7 +82,7 @@ class TestRecovery(Contract):
         assert len(client.rm.recover(RMID, TMENDRSCAN, 1)) == 1  # still open here
         self.roll_back(client, xids)
 
-    def test_completing_what_a_page_told_does_not_disturb_the_scan(self, client: Client) -> None:
+    def test_completing_the_branches_of_a_page_does_not_disturb_the_scan(self, client: Client) -> None:
         """Recovery completes branches while it pages; it must not skip others by that."""
         xids = self.several(client)
         found: list[Xid] = []

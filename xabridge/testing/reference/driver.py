@@ -87,7 +87,7 @@ def answer_only(*, answer: Code | None) -> Code:
 
 
 class Flight:
-    """A request that was sent and has not arrived. `code` is its answer, which may have nobody to hear it.
+    """A request that was sent and has not arrived. `code` is its answer, which may reach no caller.
 
     `associations` are those of the connection that was lost behind it: they are lost after its effect."""
 
@@ -163,7 +163,7 @@ class ReferenceDriver(Driver[Association]):
         self.store = store
         self._dialect = DYNAMIC if flags & TMREGISTER else STATIC
         self.replies: set[Reply] = set()
-        """Answers that nobody has collected yet."""
+        """Answers that are not collected yet."""
 
     @property
     def identity(self) -> str:
@@ -212,7 +212,7 @@ class ReferenceDriver(Driver[Association]):
             self._send("start", association.branch, partial(store.join, association), association)
         return association
 
-    def resume(self, work: Association, *, wait: bool) -> Association:  # noqa: ARG002 — nobody is waited for
+    def resume(self, work: Association, *, wait: bool) -> Association:  # noqa: ARG002 — it never waits
         with self.store.lock:
             effect = partial(self.store.resume, work, self, _calling())
             self._send("start", work.branch, effect, work)
@@ -288,7 +288,7 @@ class ReferenceDriver(Driver[Association]):
                 return reply
             if outcome is OK:
                 return outcome
-            return self._told(verb, branch, outcome)
+            return self._answer_of(verb, branch, outcome)
 
     def scan(self, page: int) -> Iterator[Xid]:  # noqa: ARG002 — all of them are fetched at once
         return self._listed(self.store.recoverable)
@@ -359,9 +359,9 @@ class ReferenceDriver(Driver[Association]):
 
     def _send(self, verb: str, branch: Branch | None, effect: Effect, association: Association | None = None) -> Code:
         """The request goes out, with everything that can happen to it; its answer, raised where it is an error."""
-        return self._told(verb, branch, self._disturbed(verb, branch, effect, association, later=False))
+        return self._answer_of(verb, branch, self._disturbed(verb, branch, effect, association, later=False))
 
-    def _told(self, verb: str, branch: Branch | None, outcome: Code | Flight) -> Code:
+    def _answer_of(self, verb: str, branch: Branch | None, outcome: Code | Flight) -> Code:
         if isinstance(outcome, Flight):  # only a request whose answer may come later is delayed
             raise TypeError(f"{verb} without TMASYNC can't be in flight")
         if outcome in EXCEPTIONS:

@@ -123,7 +123,7 @@ class ReferenceServer:
             del self._processes[key]
             others = (other.started for (store, _), other in self._processes.items() if store == key[0])
             alone = process.started.difference(*others)
-            self._stores[key[0]].disconnect(process.resource, alone)  # here: nobody joins one of them meanwhile
+            self._stores[key[0]].disconnect(process.resource, alone)  # here: no process joins one of them meanwhile
 
     def _answer(self, resource: ReferenceResource, store: str, name: str, arguments: tuple[Any, ...]) -> object:
         try:

@@ -340,7 +340,7 @@ class Server:
         except IllegalTransition:
             return self._refused(branch, verb, result)
         if code is RDONLY and branch.writes:
-            raise ValueError(f"{branch.xid} has pending writes and can't vote XA_RDONLY: mend the script")
+            raise ValueError(f"{branch.xid} has pending writes and can't vote XA_RDONLY: correct the script")
 
         if target in _HOLDS_NOTHING:
             self.land(branch, target, code, commits=False)

@@ -84,8 +84,8 @@ class ReferenceStore(Server):
     def diagnosis(self, open_string: str) -> Diagnosis:
         """The answer of `diagnose`."""
         if open_string != self.url:
-            mend = f"name it {self.url}"
-            return Diagnosis((Check(Health.FAIL, "open string", f"{open_string} is not this store", mend),))
+            advice = f"name it {self.url}"
+            return Diagnosis((Check(Health.FAIL, "open string", f"{open_string} is not this store", advice),))
         with self.lock:
             if not self.reachable:
                 return Diagnosis((Check(Health.FAIL, "reachable", "the store can't be reached", "heal it"),))
@@ -120,7 +120,7 @@ class ReferenceStore(Server):
             self.land(branch, advance(BRANCH, branch.state, verb), OK, commits=commit)
 
     def disconnect(self, client: Switch[Association], alone: Collection[Xid] = ()) -> None:
-        """The client's process dies, its threads and connections with it. Nobody else will complete the branches
+        """The client's process dies, its threads and connections with it. No other process completes the branches
         `alone`: their timeout passes, unless they are prepared or completed."""
         with self.lock:
             self._lose_client(client)
@@ -139,7 +139,7 @@ class ReferenceStore(Server):
         driver = client.driver
         for branch in self.known.values():
             self.lose([held for held in branch.associations if held.client is driver])
-        assert isinstance(driver, ReferenceDriver)  # noqa: S101 — nobody else has such associations
+        assert isinstance(driver, ReferenceDriver)  # noqa: S101 — only these have such associations
         return driver
 
     def partition(self) -> None:

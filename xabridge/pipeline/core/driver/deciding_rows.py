@@ -30,7 +30,7 @@ def decide_with_rows(
 
     def write(connection: Any) -> None:
         upsert(connection, decision.gtrid, staged, pipeline)
-        connection.cursor().execute("SET CONSTRAINTS ALL IMMEDIATE")  # a row that COMMIT would refuse is told as one
+        connection.cursor().execute("SET CONSTRAINTS ALL IMMEDIATE")  # what COMMIT would refuse is refused here
 
     names = ", ".join(sorted({one.target.table for one in staged}))
     for pause_s in (*PAUSES_S, None):
@@ -41,8 +41,8 @@ def decide_with_rows(
         except DATABASE.errors as error:
             fault = DATABASE.fault(error)
             if not fault.in_the_way or pause_s is None:
-                told = f"rows of {names} can't be written with the decision: {error}"
-                raise BatchRefused(told, of_rows=fault.of_rows, outage=fault.outage) from error
+                message = f"rows of {names} can't be written with the decision: {error}"
+                raise BatchRefused(message, of_rows=fault.of_rows, outage=fault.outage) from error
             sleep(pause_s)
         else:
             return

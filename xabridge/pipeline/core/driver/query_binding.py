@@ -36,7 +36,7 @@ def bind(
     binds it to the query (`xabridge.pipeline.core.protocol.ownership`). Before that nothing of the query is planned.
     `runs` tells whether a start of a query goes on in this driver.
 
-    PipelineTaken: another query of this driver has it. PipelineError: the query can't have it; nobody was disturbed.
+    PipelineTaken: another query of this driver has it. PipelineError: the query can't have it; no other is affected.
     """
     opener = LedgerOpener(settings.log, settings.pipeline, sleep=sleep)
     with pipeline_errors():

@@ -65,7 +65,7 @@ class SinkCoordinator:
         self._sleep = sleep
         self._ledger: SqlLedger | None = None
         self._unfinished: frozenset[str] = frozenset()
-        """The resources of which it is told that an earlier batch is not finished there."""
+        """The resources at which an earlier batch is not finished, as already logged."""
 
     def plan(self, *, streaming: bool = True) -> SinkPlan:
         """Plans the sink of the micro-batch that is being planned, and sweeps orphans. Its global transaction is the
@@ -141,24 +141,24 @@ class SinkCoordinator:
         is raised: recovery finishes the branches that can't be finished now. `batch` is None for a job without
         streaming."""
         began = time.perf_counter()
-        told = [report for report in reports if report is not None]
+        present = [report for report in reports if report is not None]
         with pipeline_errors():
             pipeline = self._opened(plan.incarnation)
-            outcome = drive(batch_decision.commit(pipeline.ports, pipeline.own, plan, batch, told, pipeline.names))
+            outcome = drive(batch_decision.commit(pipeline.ports, pipeline.own, plan, batch, present, pipeline.names))
             pipeline.ledger.log.flush()
 
         decided = BatchResult(
             outcome.decision.gtrid,
             outcome.before,
             len(outcome.decision.branches),
-            sum(report.rows for report in told),
-            sum(report.messages for report in told),
+            sum(report.rows for report in present),
+            sum(report.messages for report in present),
             outcome.swept,
             outcome.left,
             time.perf_counter() - began,
         )
         if not decided.before:
-            self._note(pipeline, plan, batch, told, decided, outcome.taken, began)
+            self._note(pipeline, plan, batch, present, decided, outcome.taken, began)
         logger.info("pipeline %s: %s", plan.pipeline, decided)
         return decided
 
@@ -205,7 +205,7 @@ class SinkCoordinator:
         written = bool(reports) and None not in reports
         with pipeline_errors():
             pipeline = self._opened(plan.incarnation)
-            drive(pipeline.ledger.row())  # a driver that has lost the pipeline is told who has it
+            drive(pipeline.ledger.row())  # a driver that has lost the pipeline is refused, with who has it
             if not drive(batch_decision.abort(pipeline.ports, plan, pipeline.names, written=written)):
                 logger.warning(
                     "epoch %d of pipeline %s is not rolled back, because it is decided", plan.epoch, plan.pipeline

@@ -81,14 +81,14 @@ def _prepared(resource: Resource, branch: Branch, staged: Sequence[StagedRows], 
         ask_branches(mine, Verb.ROLLBACK, [branch])
         if isinstance(error, XaError):
             resource.failed(error)
-        told = f"{resource.name}: rows by key can't be written: {error}"
+        message = f"{resource.name}: rows by key can't be written: {error}"
         if isinstance(error, database.errors):
             fault = database.fault(error)
             if fault.in_the_way:
                 raise _InTheWay(str(error)) from error
-            raise BatchRefused(told, of_rows=fault.of_rows, outage=fault.outage) from error
+            raise BatchRefused(message, of_rows=fault.of_rows, outage=fault.outage) from error
         if isinstance(error, XaError | StagedRowsLost):
-            raise BatchRefused(told, of_rows=_is_integrity(error), outage=is_outage(error)) from error
+            raise BatchRefused(message, of_rows=_is_integrity(error), outage=is_outage(error)) from error
         raise
     return None if answer is Code.XA_RDONLY else branch
 

@@ -129,7 +129,7 @@ class SqlLedger:
 
     async def known(self, query: str = "") -> PipelineOwnership:
         found = self._read(lambda: read_ownership(self._database, self.pipeline, query))
-        await self.row()  # after reading: nobody has changed it until here
+        await self.row()  # after reading: nothing was changed until here
         return found
 
     async def unlogged(self, upto: int) -> Sequence[EpochRow]:
@@ -342,7 +342,7 @@ class SqlLedger:
         return turn == 0
 
     def purge(self, older_than_s: float = KEEP_S) -> int:
-        """Removes the gtrids that nobody needs any more, and returns how many these were."""
+        """Removes the gtrids that are not needed any more, and returns their number."""
         needed = select(EPOCH.c.gtrid).where(
             EPOCH.c.pipeline == self.pipeline, EPOCH.c.logged.is_(False), EPOCH.c.source != ""
         )

@@ -210,7 +210,7 @@ def _status(
     if row is None or node is None:  # removed meanwhile
         return None
 
-    found = {name: None if isinstance(told, str) else told.get(pipeline, ()) for name, told in scanned.items()}
+    found = {name: None if isinstance(answer, str) else answer.get(pipeline, ()) for name, answer in scanned.items()}
     gtrids = {xid.gtrid for xids in found.values() for xid in xids or ()}
     epochs = _epochs(database, pipeline, last, gtrids)
     over = {epoch.gtrid for epoch in epochs if epoch.state == GtridState.DONE.value}  # finished since they were seen
@@ -218,7 +218,7 @@ def _status(
         name: None if xids is None else tuple(xid for xid in xids if xid.gtrid not in over)
         for name, xids in found.items()
     }
-    unreachable = {name: told for name, told in scanned.items() if isinstance(told, str)}
+    unreachable = {name: error for name, error in scanned.items() if isinstance(error, str)}
     query, sources = _query(database, pipeline)
     return PipelineStatus(
         pipeline, node.log_id, row.incarnation, row.driver, query, sources, row.taken_at, epochs,

@@ -306,10 +306,10 @@ async def _branches_to_decide(
     prepared: dict[str, frozenset[Xid]] = {}
     for resource in sorted({branch.resource for branch in reported} | set(planned.sources)):
         _check_configured(resource, resources)
-        told = await retried(ports, partial(ports.branches.prepared, resource), plan.outage_s)
-        if isinstance(told, XaError):
-            raise BatchRefused(f"can't read the prepared branches of {resource}: {told.message}")
-        prepared[resource] = told
+        xids = await retried(ports, partial(ports.branches.prepared, resource), plan.outage_s)
+        if isinstance(xids, XaError):
+            raise BatchRefused(f"can't read the prepared branches of {resource}: {xids.message}")
+        prepared[resource] = xids
 
     strange = [branch for branch in reported if branch.xid.gtrid != plan.gtrid]
     missing = [branch for branch in reported if branch.xid not in prepared[branch.resource]]
@@ -387,8 +387,8 @@ async def abort(ports: Ports, plan: SinkPlan, resources: Collection[str], *, wri
     await fence(ports, plan.gtrid, resources)
     swept = SweepResult()
     mine = (await scan(ports, resources, swept)).get(plan.gtrid, [])
-    heard = set(swept.unreachable) <= set(plan.skipped)  # tasks make no excuses at a broker that is skipped
-    if not written and heard and not any(is_excuse(branch.xid) for branch in mine):
+    all_asked = set(swept.unreachable) <= set(plan.skipped)  # tasks make no excuses at a broker that is skipped
+    if not written and all_asked and not any(is_excuse(branch.xid) for branch in mine):
         await _note_failed(ports, plan.gtrid, mine)
     await finish_branches(ports, Verb.ROLLBACK, mine)
     return True
@@ -411,10 +411,10 @@ async def _message_counts(ports: Ports, gtrid: bytes, prepared: Sequence[Branch]
     rows = {row.epoch: row for row in planned.epochs}
     messages: dict[Searched, int] = {}
     for resource in sorted({branch.resource for branch in prepared if is_source(branch.xid)}):
-        told = await ports.branches.message_counts(resource, gtrid)
-        if isinstance(told, XaError):
+        counts = await ports.branches.message_counts(resource, gtrid)
+        if isinstance(counts, XaError):
             return {}
-        for xid, count in told.items():
+        for xid, count in counts.items():
             if is_source(xid) and (row := rows.get(source_epoch(xid))) is not None:
                 index, shards = source_index(xid), row.read.shards
                 searched = (row.place, shards[index].sorted() if index < len(shards) else None)

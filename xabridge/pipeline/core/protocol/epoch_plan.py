@@ -145,7 +145,7 @@ class EpochPlanner:
             await carry_out(self.ports, decision, planned.as_logged(), self.resources)
 
     async def _decide_without_sink(self, gtrid: bytes, planned: PlannedEpochs) -> Decision | None:
-        """Decides a logged batch that nobody has decided. Where no sink of ours was planned for it, a sink of somebody
+        """Decides a logged batch that is not decided. Where no sink of ours was planned for it, a sink of somebody
         else has its rows, and the sources are decided alone. Otherwise our sink gave up and the user's code went on all
         the same: then nothing of the batch has happened, and it is rolled back."""
         swept = SweepResult()
@@ -156,10 +156,10 @@ class EpochPlanner:
             return entry.decision if entry is not None else None
         prepared: list[Branch] = []
         for resource in planned.sources:
-            told = await self.ports.branches.prepared(resource)
-            if isinstance(told, XaError):
-                raise PipelineError(f"can't ask {resource} which messages epoch {planned.epoch} took: {told.message}")
-            ours = sorted((xid for xid in told if xid.gtrid == gtrid), key=lambda xid: xid.bqual)
+            xids = await self.ports.branches.prepared(resource)
+            if isinstance(xids, XaError):
+                raise PipelineError(f"can't ask {resource} which messages epoch {planned.epoch} took: {xids.message}")
+            ours = sorted((xid for xid in xids if xid.gtrid == gtrid), key=lambda xid: xid.bqual)
             prepared += [Branch(resource, xid) for xid in ours]
 
         decision = Decision(gtrid, tuple(branch for branch in prepared if is_source(branch.xid)))
@@ -250,7 +250,7 @@ class EpochPlanner:
         return await look_once(self.ports, source, self.outage_s, cleared.away)
 
     async def _next_isolation(self, gtrid: bytes, reader: QuerySource, cleared: ClearanceResult) -> Isolation:
-        """How the try `gtrid` is isolated, after what came of the last try. It is noted before the try is planned, so
+        """How the try `gtrid` is isolated, after the result of the last try. It is noted before the try is planned, so
         that the other sources of the query get the same answer.
 
         The search knows messages by their place in the queue only. While the last try may still hold some at the broker
@@ -333,13 +333,13 @@ class EpochPlanner:
             )
 
         for resource in resources:
-            told = await retried(self.ports, partial(self.ports.branches.prepared, resource), self.outage_s)
-            if isinstance(told, XaError):
+            xids = await retried(self.ports, partial(self.ports.branches.prepared, resource), self.outage_s)
+            if isinstance(xids, XaError):
                 raise PipelineError(
                     f"can't ask {resource} which messages epoch {row.epoch} holds, and the epoch is decided, so all of "
-                    f"it has to be read again: {told.message}"
+                    f"it has to be read again: {xids.message}"
                 )
-            if not {branch.xid for branch in sources if branch.resource == resource} <= told:
+            if not {branch.xid for branch in sources if branch.resource == resource} <= xids:
                 raise _too_old(row.epoch, "its messages do not exist any more")
         await self.ports.ledger.plan_replay(row.gtrid)
         return [
@@ -358,7 +358,7 @@ class EpochPlanner:
                 continue
             entry = await self.ports.log.entry(row.gtrid)
             if row.logged or (entry is not None and entry.state in DECIDED):
-                await self.ports.ledger.row()  # a driver that has lost the pipeline is told that instead
+                await self.ports.ledger.row()  # a driver that has lost the pipeline gets that error instead
                 raise _too_old(row.epoch, f"the last epoch of the checkpoint is {start}")
 
     async def _allotted(self, epoch: int) -> PipelineRow:

@@ -44,7 +44,7 @@ EXCUSED: Final = -2
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """How the try `gtrid` was planned, and what came of it. `failed` is how many messages of the suspected source it
+    """How the try `gtrid` was planned, and its result. `failed` is how many messages of the suspected source it
     had when it failed, or UNKNOWN, or EXCUSED. `place` says which of the query's sources is suspected, or was the last
     to be, and `shard` which of its shards; None: the only one."""
 

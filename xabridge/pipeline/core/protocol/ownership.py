@@ -6,7 +6,7 @@ planned. There are three cases:
 
 1. The pipeline belongs to this query already. Then its checkpoint has to know every batch that is decided. The number
    of the last batch is enough to tell, because it is also the version of the query's state.
-2. The pipeline belongs to nobody. Then the query gets it. The same holds for a pipeline whose tables, of an earlier
+2. The pipeline belongs to no query. Then the query gets it. The same holds for a pipeline whose tables, of an earlier
    version, do not say whose it is, if this query was the last one to write.
 3. The pipeline belongs to another query, so this one has a new checkpoint or is another application. It is refused,
    unless it names the query that it follows (the option `adopt`). The old checkpoint counts as lost then: what it had

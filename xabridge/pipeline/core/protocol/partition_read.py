@@ -1,7 +1,7 @@
 """One attempt at a source partition: it takes the messages and prepares them, or finds that it was done before.
 
  1. Start the branch, which is the same in every attempt. Take messages up to the share, end the branch and prepare it,
-    also where it took nothing: it is durable before the first message is yielded. Messages that nobody can read, or
+    also where it took nothing: it is durable before the first message is yielded. Messages that can't be decoded, or
     that are set aside, are given back with the branch and not yielded.
  2. Where the branch is known already, it is prepared, and what it holds is read again; or another attempt works on it,
     and this one waits; or that attempt is gone. Then the branch is asked to prepare: if that attempt had ended it, it
@@ -71,7 +71,7 @@ class PartitionPort(Protocol):
         ...
 
     async def adopt(self, xid: Xid) -> Code | XaError:
-        """Prepares a branch that another attempt began, once nobody is associated with it any more. XA_RB*: it was
+        """Prepares a branch that another attempt began, once no caller is associated with it any more. XA_RB*: it was
         rolled back. XAER_PROTO: a caller is associated with it, or it is prepared."""
         ...
 
@@ -80,11 +80,11 @@ class PartitionPort(Protocol):
         ...
 
 
-def judge(aside: int, bad: Collection[int], taken: int, told: int) -> WithheldMessages:
+def judge(aside: int, bad: Collection[int], taken: int, yielded: int) -> WithheldMessages:
     """What becomes of `taken` messages of which so many are yielded. Bad ones were delivered in vain; so were those
     that are set aside, where others are yielded in the same batch."""
     set_aside = frozenset(range(min(aside, taken)))
-    return WithheldMessages(set_aside | frozenset(bad)) if told else WithheldMessages(frozenset(bad), set_aside)
+    return WithheldMessages(set_aside | frozenset(bad)) if yielded else WithheldMessages(frozenset(bad), set_aside)
 
 
 async def take(

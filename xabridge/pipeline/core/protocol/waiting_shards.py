@@ -66,12 +66,12 @@ async def _look(ports: Ports, source: Source, outage_s: float, away: Mapping[str
             found.away[shard.resource] = away[shard.resource]
             continue
         asking = partial(_waiting, ports, shard, by_queue=source.by_queue)
-        told = await retried(ports, asking, 0.0 if source.skips else outage_s)
-        if not isinstance(told, XaError):
-            found.shards += told
+        waiting = await retried(ports, asking, 0.0 if source.skips else outage_s)
+        if not isinstance(waiting, XaError):
+            found.shards += waiting
             continue
-        why = f"{shard.resource} can't be read: {told.message}"
-        if not (source.skips and is_outage(told)):
+        why = f"{shard.resource} can't be read: {waiting.message}"
+        if not (source.skips and is_outage(waiting)):
             raise PipelineError(why)
         found.away[shard.resource] = why
     return found
@@ -82,10 +82,10 @@ async def _waiting(ports: Ports, shard: Shard, *, by_queue: bool) -> list[Shard]
     queues: dict[str, bool | None] = {queue: None for queue in shard.queues if not is_pattern(queue)}
     patterns = [queue for queue in shard.queues if is_pattern(queue)]
     if patterns:
-        told = await ports.branches.queues(shard.resource, patterns)
-        if isinstance(told, XaError):
-            return told
-        queues = {**{queue: count > 0 for queue, count in told.items()}, **queues}
+        counts = await ports.branches.queues(shard.resource, patterns)
+        if isinstance(counts, XaError):
+            return counts
+        queues = {**{queue: count > 0 for queue, count in counts.items()}, **queues}
 
     names = tuple(sorted(queues)) if patterns else shard.queues
     if by_queue:
@@ -114,12 +114,12 @@ async def count_waiting(
     counted = 0
     for shard in found.shards:
         asking = partial(ports.branches.count_messages, shard.resource, shard.queues)
-        told = await retried(ports, asking, 0.0 if source.skips else outage_s)
-        if not isinstance(told, XaError):
-            counted += told
+        count = await retried(ports, asking, 0.0 if source.skips else outage_s)
+        if not isinstance(count, XaError):
+            counted += count
             continue
-        why = f"{shard.resource} can't be read: {told.message}"
-        if not (source.skips and is_outage(told)):
+        why = f"{shard.resource} can't be read: {count.message}"
+        if not (source.skips and is_outage(count)):
             raise PipelineError(why)
         found.away[shard.resource] = why
     return counted, found.away

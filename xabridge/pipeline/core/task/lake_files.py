@@ -57,7 +57,7 @@ class LakeFiles:
             raise BatchRefused(f"the files can't be written: {error}", outage=True) from error
 
     def remove(self) -> None:
-        """Removes the files, which nobody will append."""
+        """Removes the files, which will not be appended."""
         for files in self._tables.values():
             files.abandon()
         self._lake.remove(self._gtrid, self._attempt)

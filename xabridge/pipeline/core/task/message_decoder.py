@@ -52,8 +52,8 @@ class _Columns:
     def __init__(self) -> None:
         self.body: list[Any] = []
         self.address: list[str | None] = []
-        self.told: str | None = None
-        """The queue that the delivery annotations of the message tell which is being read."""
+        self.annotated: str | None = None
+        """The queue in the delivery annotations of the message that is being read."""
         self.raw: list[bytes | str | None] = []
         """The bodies as they came, where they are needed."""
         self._others: dict[str, list[Any]] = {}
@@ -190,7 +190,7 @@ def _read(place: int, octets: bytes, address: str | None, columns: _Columns, sor
 
     if sorting.keep:
         columns.raw.append(raw)
-    columns.end(value, address if address is not None else columns.told)
+    columns.end(value, address if address is not None else columns.annotated)
     return True
 
 
@@ -198,7 +198,7 @@ def _sections(octets: bytes, columns: _Columns) -> bytes | str | None:
     """Reads a message, and gives its body."""
     body: bytes | str | None = None
     parts: list[bytes] = []
-    columns.told = None
+    columns.annotated = None
     at, end = 0, len(octets)
     while at < end:
         if octets[at] or octets[at + 1] != 0x53:
@@ -245,8 +245,8 @@ def _origin(octets: bytes, at: int, columns: _Columns) -> int:
     value, end = decode_from(octets, at)
     if type(value) is not dict:
         raise DecodeError("the delivery annotations are no map")
-    told = value.get(Symbol(ORIGIN_QUEUE))
-    columns.told = told if isinstance(told, str) else None
+    annotated = value.get(Symbol(ORIGIN_QUEUE))
+    columns.annotated = annotated if isinstance(annotated, str) else None
     return end
 
 

@@ -31,8 +31,8 @@ def encode_messages(messages: Messages) -> list[bytes]:
     properties = _properties(messages)
     described = _described(messages)
     return [
-        b"".join((header, told, more, _body(body)))
-        for header, told, more, body in zip(headers, properties, described, messages.body, strict=False)
+        b"".join((header, fields, more, _body(body)))
+        for header, fields, more, body in zip(headers, properties, described, messages.body, strict=False)
     ]
 
 
@@ -49,10 +49,10 @@ def _described(messages: Messages) -> Iterable[bytes]:
     if messages.application_properties is None:
         return repeat(b"")
     return (
-        encode(Described(Ulong(APPLICATION_PROPERTIES), {name: _simple(value) for name, value in told.items()}))
-        if told
+        encode(Described(Ulong(APPLICATION_PROPERTIES), {name: _simple(value) for name, value in properties.items()}))
+        if properties
         else b""
-        for told in messages.application_properties
+        for properties in messages.application_properties
     )
 
 

@@ -39,8 +39,8 @@ class Postgres:
         if isinstance(error, XaError):
             return DatabaseFault(outage=error.code in OUTAGE_CODES)
         state = getattr(error, "sqlstate", None)
-        told = (state or "")[:2] in {"22", "23", "44"} or state == "P0001"
-        of_rows = told or isinstance(error, psycopg.DataError)  # psycopg itself refuses a NUL
+        refused = (state or "")[:2] in {"22", "23", "44"} or state == "P0001"
+        of_rows = refused or isinstance(error, psycopg.DataError)  # psycopg itself refuses a NUL
         lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         outage = lost and (state is None or state[:2] in {"08", "53"} or state[:3] == "57P")
         return DatabaseFault(of_rows, outage, isinstance(error, _IN_THE_WAY))

@@ -194,10 +194,10 @@ class SinkTask:
         wrong = [answer for answer in answers if isinstance(answer, XaError)]
         if wrong:
             ask_branches(self._used, Verb.ROLLBACK, branches)
-            told = "; ".join(error.message for error in wrong)
+            messages = "; ".join(error.message for error in wrong)
             of_rows = any(error.code is Code.XA_RBINTEGRITY for error in wrong)
             outage = any(map(is_outage, wrong))
-            raise BatchRefused(f"the attempt could not be prepared: {told}", of_rows=of_rows, outage=outage)
+            raise BatchRefused(f"the attempt could not be prepared: {messages}", of_rows=of_rows, outage=outage)
         kept = tuple(
             branch for branch, answer in zip(branches, answers, strict=True) if code_of(answer) is not Code.XA_RDONLY
         )

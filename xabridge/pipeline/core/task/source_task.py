@@ -162,8 +162,8 @@ class BlockingPartition:
 
         judged = partition_read.judge(self._partition.aside, sorting.bad, count, sum(map(len, self.rows)))
         if self._partition.aside:
-            told = "the batch reads the others without them" if self.rows else "there are no others"
-            logger.warning("%s: the first of %d messages failed alone: %s", self._partition.xid, count, told)
+            others = "the batch reads the others without them" if self.rows else "there are no others"
+            logger.warning("%s: the first of %d messages failed alone: %s", self._partition.xid, count, others)
         return judged
 
     async def prepare(self, xid: Xid, judged: partition_read.WithheldMessages) -> Code | XaError:
