@@ -95,8 +95,8 @@ def _classify(text: str) -> int:
 
 
 def _is_savepoint(words: list[str]) -> bool:
-    """SQL Server says ROLLBACK TRANSACTION for savepoints too. Those are SQLAlchemy's; nobody else's are let through,
-    because a statement there may begin without a semicolon before it."""
+    """SQL Server says ROLLBACK TRANSACTION for savepoints too. Only SQLAlchemy's are let through, because a statement
+    there may begin without a semicolon before it."""
     return words[1:2] == ["TRANSACTION"] and words[2:3] != [] and words[2].startswith("SA_SAVEPOINT_")
 
 

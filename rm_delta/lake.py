@@ -1,6 +1,6 @@
 """Lake: a folder with Delta tables, and the branches that are prepared over them.
 
-A branch appends Parquet files. Nobody sees a file before a table's log names it, so preparing a branch is to write down
+A branch appends Parquet files. A file is not seen before a table's log names it, so preparing a branch is to write down
 durably which files it appends, and committing it is to name them: one version of each table.
 
     FOLDER/orders/, FOLDER/sales/orders/       tables, as every Delta library knows them
@@ -15,7 +15,7 @@ A manifest is written in full elsewhere, forced, and then renamed to its place; 
 
     prepared       the branch is prepared. It can be committed and rolled back by any process
     committing     the transaction manager has said commit: no rollback any more. Its tables are being written
-    committed      the same after a one-phase commit. Nobody will ask again: whoever opens the lake completes it
+    committed      the same after a one-phase commit. It is not asked again: the next to open the lake completes it
     rolled-back    it is rolled back; its files are being removed
 
 Every step after the rename can be repeated, by several processes at once, and is repeated until the manifest is gone:
@@ -74,7 +74,7 @@ ROLLED_BACK: Final = "rolled-back"
 ABANDONED_S: Final = 7 * 86400.0
 """Unfinished work that nothing has changed for so long is removed when the lake is opened."""
 LOCK_S: Final = 30.0
-"""How long the lock of a lake is waited for. Whoever has it has it for milliseconds."""
+"""How long the lock of a lake is waited for. It is held for milliseconds."""
 _LOOK_AGAIN_S: Final = 0.005
 TRIES: Final = 20
 """How often a version is tried to be written while others write the table."""
@@ -292,7 +292,7 @@ class Lake:
             yield
 
     def _take(self, lock: int) -> None:
-        """Takes the lock; LakeUnavailable: whoever has it does not let go."""
+        """Takes the lock; LakeUnavailable: its holder does not let go."""
         until = time.monotonic() + self._lock_s
         while True:
             try:
@@ -368,8 +368,8 @@ class Lake:
         return True
 
     def tidy(self) -> None:
-        """Completes branches of which nobody will ask again. What can't be completed now is logged, and left for the
-        next time."""
+        """Completes branches that no manager will complete any more. What can't be completed now is logged, and left
+        for the next time."""
         with suppress(OSError):
             for manifest in self._manifests():
                 if manifest.state in {COMMITTED, ROLLED_BACK}:
@@ -424,7 +424,7 @@ class Lake:
             )
             first = table.version() + 1
             if now.id == work.table.id and last >= number:
-                os.sync()  # whoever wrote it may have died before the log was forced
+                os.sync()  # its writer may have died before the log was forced
                 return
             work.table.check_unchanged(now)
             self._link(work)

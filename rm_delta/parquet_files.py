@@ -174,20 +174,20 @@ def _statistics(metadata: parquet.FileMetaData, schema: pa.Schema) -> str:
         if name not in schema.names or pa.types.is_nested(schema.field(name).type):
             continue
 
-        told = [group.column(place).statistics for group in groups]
-        if not told or any(one is None or not one.has_null_count for one in told):
+        statistics = [group.column(place).statistics for group in groups]
+        if not statistics or any(one is None or not one.has_null_count for one in statistics):
             continue
-        nulls[name] = sum(one.null_count for one in told)
-        bounds = [one for one in told if one.has_min_max]
-        full = len(bounds) == sum(one.num_values > 0 for one in told)
+        nulls[name] = sum(one.null_count for one in statistics)
+        bounds = [one for one in statistics if one.has_min_max]
+        full = len(bounds) == sum(one.num_values > 0 for one in statistics)
         if bounds and full and (shown := _bounds(bounds, schema.field(name).type)) is not None:
             least[name], most[name] = shown
     found = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
     return json.dumps(found, ensure_ascii=False)
 
 
-def _bounds(told: list[Any], type_: pa.DataType) -> tuple[Any, Any] | None:
-    least, most = min(one.min for one in told), max(one.max for one in told)
+def _bounds(statistics: list[Any], type_: pa.DataType) -> tuple[Any, Any] | None:
+    least, most = min(one.min for one in statistics), max(one.max for one in statistics)
     if pa.types.is_integer(type_):
         return least, most
     if pa.types.is_date(type_):

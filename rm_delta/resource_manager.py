@@ -180,7 +180,7 @@ class DeltaResource(Switch[Part[DeltaUnit]]):
 
     @property
     def lake(self) -> Lake:
-        """The folder, for whoever writes files apart from a branch. XAER_RMFAIL: it is not open."""
+        """The folder, for files that are written apart from a branch. XAER_RMFAIL: it is not open."""
         return self._delta.opened
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DeltaSession:
-    """The transaction's rows for the tables of one lake. Nobody sees them before the transaction is committed, the
+    """The transaction's rows for the tables of one lake. No one sees them before the transaction is committed, the
     transaction itself included. There is no commit here."""
 
     def __init__(self, work: BranchWork) -> None:

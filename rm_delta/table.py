@@ -124,7 +124,7 @@ class _Library:
             )
 
     def use(self) -> None:
-        """It is used from here on. ForkedProcess."""
+        """Notes that it is used from here on. ForkedProcess."""
         self.check()
         self._used = True
 

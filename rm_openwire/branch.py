@@ -3,7 +3,7 @@
 What is sent and acknowledged is numbered and answered, and `end` waits for every answer: no broker sees a prepare
 while work of its branch is under way. That guards against faults of both brokers:
 
-- Classic does not mark an XA branch as rollback-only when a message that nobody asked an answer for fails.
+- Classic does not mark an XA branch as rollback-only when a message that needs no answer fails.
 - Artemis lets commands that came later overtake a message that waits for memory, and while several messages are
   under way it may answer for one that it has not taken. So it is sent one message at a time; Classic is not waited for.
 - Artemis sends a message whose branch it does not know (any more) outside of any transaction. So BEGIN is answered
@@ -144,7 +144,7 @@ class WorkLeft:
         return max(self._until.get(xid, 0.0) - self._clock(), 0.0)
 
     def due(self) -> list[Xid]:
-        """Those that can be rolled back now, each told once."""
+        """Those that can be rolled back now, each returned once."""
         now = self._clock()
         found = [xid for xid, until in list(self._until.items()) if until <= now]
         for xid in found:
@@ -302,8 +302,8 @@ class BranchWork(Unit):
         if code is Code.XAER_PROTO:  # another client prepared a branch of this xid
             self._learn(BeginningVerb.DOUBT)
         self._roll_back(self._own("prepare"))
-        told = code if code in ROLLBACK_CODES else Code.XA_RBOTHER
-        return xa_error(told or Code.XA_RBOTHER, f"prepare: {refused}", self.xid)
+        vote = code if code in ROLLBACK_CODES else None
+        return xa_error(vote or Code.XA_RBOTHER, f"prepare: {refused}", self.xid)
 
     def _not_committed(self, refused: Refused) -> XaError:
         code = refused.code
@@ -383,8 +383,8 @@ class BranchWork(Unit):
             self._beginning is not Beginning.UNSENT
             and time.monotonic() - self._began_at > self._settings.branch_timeout_s
         ):
-            told = f"work: the branch is older than branch_timeout={self._settings.branch_timeout_s:g} s"
-            self._fault = xa_error(Code.XA_RBTIMEOUT, told, self.xid)
+            why = f"work: the branch is older than branch_timeout={self._settings.branch_timeout_s:g} s"
+            self._fault = xa_error(Code.XA_RBTIMEOUT, why, self.xid)
             raise self._fault
         return self._connection
 
@@ -413,18 +413,18 @@ class BranchWork(Unit):
             connection.wait(self._begun)
         except Refused as refused:
             is_taken = refused.code is Code.XAER_DUPID
-            told = f"work: the broker does not begin the branch: {refused}"
+            why = f"work: the broker does not begin the branch: {refused}"
         else:
             is_taken = transaction_id(self.xid) in listed
             if not is_taken:
                 self._learn(BeginningVerb.CONFIRM)
                 return
-            told = "work: another client has prepared a branch with this xid, and xids must be unique"
+            why = "work: another client has prepared a branch with this xid, and xids must be unique"
         if is_taken:
             self._learn(BeginningVerb.FIND_TAKEN)
-            self._taken = xa_error(Code.XAER_DUPID, told, self.xid)
+            self._taken = xa_error(Code.XAER_DUPID, why, self.xid)
             return
-        self._fault = xa_error(Code.XA_RBPROTO, told, self.xid)
+        self._fault = xa_error(Code.XA_RBPROTO, why, self.xid)
         raise self._fault
 
     def _do(self, connection: Connection, command: Command) -> None:
@@ -667,19 +667,19 @@ class BranchWork(Unit):
         received = self._held(message)
         connection = self._working()
         with connection.lock, self._losing("send"):
-            self._put_away(connection, received, address, {DEAD + name: told for name, told in annotations.items()})
+            self._put_away(connection, received, address, {DEAD + name: value for name, value in annotations.items()})
 
     def _put_away(
         self,
         connection: Connection,
         received: Received,
         address: str | None = None,
-        told: Mapping[str, str | int] | None = None,
+        annotations: Mapping[str, str | int] | None = None,
     ) -> None:
         copy = replace(received.wire, expiration_ms=0, redeliveries=0, persistent=True, response_required=False)
         copy.original_destination, copy.target, copy.original_transaction_id = None, None, None
-        if told:
-            copy.properties = encode_map({**(decode_map(copy.properties) if copy.properties else {}), **told})
+        if annotations:
+            copy.properties = encode_map({**(decode_map(copy.properties) if copy.properties else {}), **annotations})
         self._send(connection, address or self._settings.dead_letter_queue, copy)
         self._settle(connection, received)
 

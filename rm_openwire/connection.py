@@ -1,8 +1,8 @@
 """Connection: one OpenWire connection over a socket, with one session and one producer in it.
 
 `Connector` tries the addresses in their order, and says who we are. One thread at a time uses a connection (`lock`).
-While it waits, it keeps the connection alive; `maintain` does so for connections that nobody waits on. `cut` breaks one
-at any moment, from any thread: whoever waits gets ConnectionLost.
+While it waits, it keeps the connection alive; `maintain` does so for connections that no thread waits on. `cut` breaks
+one at any moment, from any thread: a waiting thread gets ConnectionLost.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Connection:
         self._idle_timeout_s = settings.idle_timeout_s
 
         self._timeout_s = settings.timeout_s
-        self._heard = self._said = clock()
+        self._received_at = self._sent_at = clock()
         self.name = f"ID:xabridge-{socket.gethostname()}-{os.getpid()}-{time.time_ns()}-{next(_NUMBERS)}"
         self.connection_id = ConnectionId(self.name)
         self.session_id = SessionId(self.name, 1)
@@ -152,17 +152,17 @@ class Connection:
             self.drop("writing was interrupted")
             raise
         outgoing.clear()
-        self._said = self._clock()
+        self._sent_at = self._clock()
 
     def keep_alive(self) -> None:
-        """Says that we are alive, and reads what the broker says; for a connection that nobody uses at this moment."""
+        """Says that we are alive, and reads what the broker says; for a connection that is idle at this moment."""
         if self.lost is None:
             with contextlib.suppress(ConnectionLost):
                 self._read(0.0)
                 self._speak_up()
 
     def maintain(self) -> float | None:
-        """The same, where nobody uses it at this moment (`xa.keep_alive`)."""
+        """The same, where it is idle at this moment (`xa.keep_alive`)."""
         if self.lost is not None:
             return None
         if self.lock.acquire(blocking=False):
@@ -246,11 +246,11 @@ class Connection:
 
     def _speak_up(self) -> None:
         now = self._clock()
-        if now - self._said > self._idle_timeout_s / 3:
+        if now - self._sent_at > self._idle_timeout_s / 3:
             self.endpoint.send(KeepAliveInfo())
         self.flush()
-        if now - self._heard > 2 * self._idle_timeout_s + SLACK_S:
-            raise self._is_lost(f"the broker has been silent for {now - self._heard:.0f} s")
+        if now - self._received_at > 2 * self._idle_timeout_s + SLACK_S:
+            raise self._is_lost(f"the broker has been silent for {now - self._received_at:.0f} s")
 
     def _read(self, wait_s: float) -> None:
         """Reads once, after waiting at most so long."""
@@ -263,7 +263,7 @@ class Connection:
             raise self._is_lost(str(error) or type(error).__name__) from None
         if not octets:
             raise self._is_lost("the broker has closed it")
-        self._heard = self._clock()
+        self._received_at = self._clock()
         try:
             self.endpoint.receive(octets)
         except ConnectionLost as error:

@@ -1,5 +1,5 @@
 """The checks of `xabridge doctor` for a broker that speaks OpenWire: whether it can be reached and used, and what its
-faults need of whoever runs it."""
+faults ask of its operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARTEMIS_TIMEOUT_S: Final = 300
 MAX_LISTED: Final = 32_767
 """The most branches that an answer to RECOVER can list."""
 
-_MEND: Final = "follow the message: credentials or permissions"
+_ADVICE: Final = "follow the message: credentials or permissions"
 
 
 def diagnose(open_string: str) -> Diagnosis:
@@ -32,7 +32,7 @@ def diagnose(open_string: str) -> Diagnosis:
         settings = parse(open_string)
         connection = Connector(settings).connect()
     except XaError as error:
-        return not_opened(error, "usable", _MEND, server="broker")
+        return not_opened(error, "usable", _ADVICE, server="broker")
     try:
         return Diagnosis(tuple(_checks(connection, settings)))
     finally:
@@ -47,18 +47,18 @@ def _checks(connection: Connection, settings: Settings) -> Iterator[Check]:
     yield Check(Health.OK, "usable", f"{kind} at {connection.address}, OpenWire {version}, {who}")
     yield _in_doubt(connection)
     if settings.password and not settings.tls:
-        mend = "use openwire+ssl://, and remove plain_without_tls"
-        yield Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", mend)
+        advice = "use openwire+ssl://, and remove plain_without_tls"
+        yield Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", advice)
 
     if not classic:
         found = f"work is refused {settings.branch_timeout_s:g} s after its branch began"
         yield _queues(settings)
         if settings.branch_timeout_s >= ARTEMIS_TIMEOUT_S:
-            mend = (
+            advice = (
                 f"set branch_timeout below transaction-timeout in broker.xml ({ARTEMIS_TIMEOUT_S} s unless it says "
                 "otherwise): what is sent to a branch that Artemis has rolled back is sent outside of it"
             )
-            yield Check(Health.WARN, "branch timeout", found, mend)
+            yield Check(Health.WARN, "branch timeout", found, advice)
         else:
             yield Check(Health.OK, "branch timeout", found)
 
@@ -67,10 +67,10 @@ def _queues(settings: Settings) -> Check:
     if settings.queues_stay:
         return Check(Health.OK, "queues", "queues_stay says that the broker deletes none by itself")
     found = "Artemis may delete an empty queue while a prepared branch has messages for it, and lose them"
-    mend = (
+    advice = (
         "set auto-delete-queues to false in broker.xml, which can't be seen from here, and queues_stay=true in the URL"
     )
-    return Check(Health.WARN, "queues", found, mend)
+    return Check(Health.WARN, "queues", found, advice)
 
 
 def _in_doubt(connection: Connection) -> Check:
@@ -78,8 +78,8 @@ def _in_doubt(connection: Connection) -> Check:
     try:
         answer = connection.ask(asked)
     except (ConnectionLost, Refused) as failure:
-        mend = "look into the broker's log, and at what the user may do"
-        return Check(Health.FAIL, "recovery", f"its branches in doubt can't be listed: {failure}", mend)
+        advice = "look into the broker's log, and at what the user may do"
+        return Check(Health.FAIL, "recovery", f"its branches in doubt can't be listed: {failure}", advice)
     count = len(answer.data or ()) if isinstance(answer, DataArrayResponse) else 0
     found = f"{count} {'branch' if count == 1 else 'branches'} in doubt, of all who use it"
     if count > MAX_LISTED // 2:

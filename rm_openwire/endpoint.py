@@ -161,7 +161,7 @@ class Endpoint:
             if number in self._answers and self._answers[number] is None:
                 self._answers[number] = command
             elif isinstance(command, ExceptionResponse) or not 0 < number <= self._last_id:
-                raise ConnectionLost(f"the broker answered what nobody asked: {_said(command)}")
+                raise ConnectionLost(f"the broker answered a request that was not sent: {_said(command)}")
         elif isinstance(command, MessageDispatch):
             self._dispatched(command)
         elif isinstance(command, KeepAliveInfo):
@@ -178,7 +178,7 @@ class Endpoint:
 
     def _dispatched(self, dispatch: MessageDispatch) -> None:
         if dispatch.consumer_id is None:
-            raise ConnectionLost("the broker sent a message to nobody")
+            raise ConnectionLost("the broker sent a message to no consumer")
         waiting = self.arrived.get(dispatch.consumer_id)
         if waiting is None:
             return  # it was under way when the consumer was closed; the broker has it back

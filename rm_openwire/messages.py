@@ -71,7 +71,7 @@ _RESERVED: Final = frozenset(
 )
 _RESERVED_BEGINNING: Final = "__HDR_"
 """Artemis reads properties of these names as headers. A message of which it can't read one stays in its queue, with all
-that stands behind it, and nobody is told."""
+that stands behind it, and reports nothing."""
 _UNSENT: Final = (
     "annotations",
     "instructions",

@@ -5,7 +5,7 @@ here is what happens to it afterwards, which any connection may ask for:
 
 - An xid that the broker does not know any more may have been completed by an operator. Artemis lists it then among its
   branches in doubt, and does not say how it was completed: XA_HEURHAZ. Classic remembers nothing: XAER_NOTA.
-- FORGET is sent to nobody but Artemis, and only for a branch that is in doubt and is not prepared: Classic rolls a
+- FORGET is sent to Artemis only, and only for a branch that is in doubt and is not prepared: Classic rolls a
   prepared branch back when it is asked to forget it.
 """
 
@@ -63,7 +63,7 @@ def _new_pool(connector: Connector, settings: Settings) -> ConnectionPool[Connec
         settings.connections,
         settings.timeout_s,
         partial(xa_error, Code.XA_RETRY),
-        mend="end other work, or allow more with connections= in the open string",
+        advice="end other work, or allow more with connections= in the open string",
         reserve=sys.maxsize,
         most_idle=MAX_IDLE,
     )
@@ -135,8 +135,8 @@ class OpenWireDriver(UnitDriver[BranchWork]):
         del later
         left_s = self._left.left_s(xid)
         if left_s:
-            told = f"work of the branch may be under way over a connection that was lost; again in {left_s:.0f} s"
-            raise xa_error(Code.XA_RETRY, f"rollback: {told}", xid)
+            why = f"work of the branch may be under way over a connection that was lost; again in {left_s:.0f} s"
+            raise xa_error(Code.XA_RETRY, f"rollback: {why}", xid)
         self._complete("rollback", TransactionKind.ROLLBACK, xid)
         return Code.XA_OK
 
@@ -181,8 +181,8 @@ class OpenWireDriver(UnitDriver[BranchWork]):
                     self._ask(connection, kind, xid)
                 except Refused as refused:
                     if refused.code is Code.XAER_NOTA and xid in self._listed(connection):
-                        told = f"{verb}: the broker has completed the branch already, and does not say how: {refused}"
-                        raise xa_error(Code.XA_HEURHAZ, told, xid) from None
+                        why = f"{verb}: the broker has completed the branch already, and does not say how: {refused}"
+                        raise xa_error(Code.XA_HEURHAZ, why, xid) from None
                     raise
         except (ConnectionLost, Refused) as failure:
             raise self._failed(verb, failure, xid) from None

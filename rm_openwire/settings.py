@@ -80,6 +80,6 @@ def parse(open_string: str, environment: Mapping[str, str] = os.environ) -> Sett
     tls = read.scheme == "openwire+ssl"
     settings = Settings(read.brokers, tls, read.user, read.password, **read.options)  # type: ignore[arg-type]
     if settings.password and not settings.tls and not settings.plain_without_tls:
-        mend = "use openwire+ssl://, or allow it with plain_without_tls=true"
-        raise wrong(f"a password would be sent as it is, without TLS: {mend}")
+        advice = "use openwire+ssl://, or allow it with plain_without_tls=true"
+        raise wrong(f"a password would be sent as it is, without TLS: {advice}")
     return settings

@@ -30,7 +30,7 @@ class BreakingConnections(ResourceManager, Protocol):
 
 
 class LateEnding(ResourceManager, Protocol):
-    """It can end an association and prepare its branch in one exchange with its server instead of two.
+    """A resource manager that can end an association and prepare its branch in one exchange instead of two.
     docs/decisions/0008 says why this is a verb of its own. Codes that any verb may raise are those of
     `ResourceManager`."""
 
@@ -48,8 +48,8 @@ class LateEnding(ResourceManager, Protocol):
 
 
 class StartingAtOnce(ResourceManager, Protocol):
-    """It knows whether `start` would have to wait, so that a task of an event loop need not ask a worker thread to call
-    it."""
+    """A resource manager that knows whether `start` would have to wait, so that a task of an event loop need not ask a
+    worker thread to call it."""
 
     def starts_at_once(self, rmid: int) -> bool:
         """Whether `start` of a new branch with TMNOWAIT, called now by the same thread of control, would return without
@@ -61,10 +61,10 @@ class StartingAtOnce(ResourceManager, Protocol):
 
 
 class ConnectionUsage(Protocol):
-    """It keeps a pool of connections, and tells how that is, for metrics."""
+    """A resource manager with a pool of connections, which it describes for metrics."""
 
     def connections(self) -> Connections | None:
-        """How its pool is now; None while it is not open. It asks nobody, and never raises."""
+        """How its pool is now; None while it is not open. It asks no server, and never raises."""
         ...
 
 

@@ -30,8 +30,8 @@ class Health(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: what was `found` ("max_prepared_transactions is 0"), and where it is not OK, the `mend` ("set it to
-    at least 40 and restart PostgreSQL"). `subject` names what was looked at, in a word or two, and stays the same
+    """One check: what was `found` ("max_prepared_transactions is 0"), and where it is not OK, the repair: `mend` ("set
+    it to at least 40 and restart PostgreSQL"). `subject` names what was looked at, in a word or two, and stays the same
     from one version to the next, for scripts. `found` may quote a server: passwords in it are masked."""
 
     health: Health
@@ -83,11 +83,11 @@ _NOT_OPENED: Final[dict[Code, tuple[str, str]]] = {
 
 
 def not_opened(
-    error: XaError, subject: str = "open string", mend: str = _CORRECT, *, server: str = "server"
+    error: XaError, subject: str = "open string", advice: str = _CORRECT, *, server: str = "server"
 ) -> Diagnosis:
-    """The report where `open` would raise `error`. `subject` and `mend` are those of an XAER_RMERR."""
-    subject, mend = _NOT_OPENED.get(error.code, (subject, mend))
-    return Diagnosis((Check(Health.FAIL, subject, error.message, mend.format(server=server)),))
+    """The report where `open` would raise `error`. `subject` and `advice` hold for an XAER_RMERR."""
+    subject, advice = _NOT_OPENED.get(error.code, (subject, advice))
+    return Diagnosis((Check(Health.FAIL, subject, error.message, advice.format(server=server)),))
 
 
 def clock_ahead_s(ask: Callable[[], float]) -> float:

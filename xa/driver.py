@@ -53,7 +53,7 @@ MAX_OUTSTANDING: Final = 4096
 
 
 class Pending(Protocol):
-    """A request that was sent, and whose answer nobody has waited for yet. One thread at a time uses it."""
+    """A request that was sent, and whose answer is not collected yet. One thread at a time uses it."""
 
     def ready(self) -> bool:
         """Whether `result` would return, or raise, without waiting. It never waits itself."""

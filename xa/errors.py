@@ -56,7 +56,7 @@ class UnknownBranch(XaError):
 
 
 class XaMisuse(XaError):
-    """XAER_PROTO, INVAL, DUPID, OUTSIDE, ASYNC: the call was wrong and had no effect. Mend the caller."""
+    """XAER_PROTO, INVAL, DUPID, OUTSIDE, ASYNC: the call was wrong and had no effect. Correct the caller."""
 
 
 EXCEPTIONS: Final[dict[Code, type[XaError]]] = {

@@ -1,9 +1,9 @@
 """What an object of a process becomes in a child that is forked from it: the parent's.
 
-A child has a copy of its parent's memory, but none of its threads. It shares the parent's connections and files. So
-whoever holds a connection, a lease, a lock or a thread is told in the child, once, by its method `forked`. That has to
-leave everything to the parent: it neither uses nor closes what is open. It must not wait for a lock of the parent
-either, because the thread that holds the lock does not exist in the child.
+A child has a copy of its parent's memory, but none of its threads. It shares the parent's connections and files. So an
+object with a connection, a lease, a lock or a thread gets a call of `forked` in the child, once. That has to leave
+everything to the parent: it neither uses nor closes what is open. It must not wait for a lock of the parent either,
+because the thread that holds the lock does not exist in the child.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OWNED: Final[WeakSet[Owned]] = WeakSet()
 
 
 def belongs_to_this_process(owned: Owned) -> None:
-    """From here on, `owned` is told in every child."""
+    """From here on, `owned.forked` is called in every child."""
     _OWNED.add(owned)
 
 

@@ -34,9 +34,9 @@ class Relation(Enum):
 class Holding:
     """A branch's holdings at one place of its resource manager.
 
-    `place` is named as the resource manager's own tools name it (a queue, a schema and table), `unit` is one of what
-    is held, in the singular ("message", "row", "key", "lock"). `count` is None where the resource manager knows that
-    there is something and not how much (PostgreSQL and the rows of a table). `note` is for whoever knows the resource
+    `place` is named as the resource manager's own tools name it (a queue, a schema and table), `unit` is one of what is
+    held, in the singular ("message", "row", "key", "lock"). `count` is None where the resource manager knows that there
+    is something and not how much (PostgreSQL and the rows of a table). `note` is for readers who know the resource
     manager: the mode of a lock, say.
     """
 

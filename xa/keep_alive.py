@@ -1,4 +1,4 @@
-"""The one thread per process that maintains what nobody uses: heartbeats of connections, and idle channels.
+"""The one thread per process that maintains what is not in use: heartbeats of connections, and idle channels.
 
 Heartbeats can't depend on the calls of an application, because it may compute for a long time. The thread calls each
 object now and then, without waiting: a connection that is in use is asked again a little later. It ends when there is

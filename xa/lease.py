@@ -1,7 +1,7 @@
 """What every lease needs: the clock that it is measured by, and the holder's name for people.
 
 A lease keeps others out while its holder is at work, and no decision depends on it: what is right is decided by an
-epoch that each change compares (`tm.log.sql.node`, `dtx.store.sql.lease`), or by whoever settles a transaction first
+epoch that each change compares (`tm.log.sql.node`, `dtx.store.sql.lease`), or by the first to settle a transaction
 (`tm.recovery.lease`).
 """
 

@@ -37,11 +37,12 @@ class OutcomeNotes(ResourceManager, Protocol):
 
     def outcome_note(self, xid: Xid, rmid: int) -> bytes:
         """The note of a branch that this instance has prepared (its vote was XA_OK), at most MAX_NOTE octets. It is
-        given once. b"": there is none, so that the outcome can't be known later. It asks nobody, and never raises."""
+        given once. b"": there is none, so that the outcome can't be known later. It asks no server, and never
+        raises."""
         ...
 
     def outcomes(self, notes: Sequence[bytes], rmid: int) -> Sequence[BranchOutcome]:
-        """What became of the branches of these notes, one for each. Only what is certain is told: UNKNOWN for a note of
-        another server, for one that can't be read, and where the server does not remember. Codes that it may raise are
-        those of `ResourceManager.recover`."""
+        """What became of the branches of these notes, one for each. Only what is certain is reported: UNKNOWN for a
+        note of another server, for one that can't be read, and where the server does not remember. Codes that it may
+        raise are those of `ResourceManager.recover`."""
         ...

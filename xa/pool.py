@@ -6,10 +6,10 @@ for that lock. Where the server refuses further connections, the pool works with
 
 A caller that finds no connection free does three things, in this order:
 
-1. It finishes an operation that holds a connection and whose answer nobody has collected yet (`Outstanding`). So no
+1. It finishes an operation that holds a connection and whose answer is not collected yet (`Outstanding`). So no
    thread waits for a connection which it holds itself.
 2. It waits in a queue, so that a thread with hundreds of commands does not pass the others by.
-3. After a while it is told that the pool is busy: the server was asked nothing.
+3. After a while it gets the error that the pool is busy: the server was asked nothing.
 
 A connection returns to the pool only when it is known to be usable. A thread gets the connection that it used last,
 where that is free, and else the one that was used last.
@@ -89,7 +89,7 @@ class ConnectionPool(Generic[C]):
     """Connections that `connect` makes, which gets the time until when it may take. It raises XA_RETRY where the
     server, or a pooler before it, allows no further one at this moment.
 
-    A caller waits for `wait_s`, unless it says until when. `busy` makes what is raised then of a message; `mend` says
+    A caller waits for `wait_s`, unless it says until when. `busy` makes what is raised then of a message; `advice` says
     what to do about it. `most_idle` are kept for the next caller. `outstanding` are the operations that hold some of
     the connections.
     """
@@ -102,7 +102,7 @@ class ConnectionPool(Generic[C]):
         busy: Callable[[str], Exception],
         *,
         what: str = "connections",
-        mend: str = "",
+        advice: str = "",
         reserve: int = RESERVE,
         most_idle: int | None = None,
         outstanding: Outstanding | None = None,
@@ -113,7 +113,7 @@ class ConnectionPool(Generic[C]):
         self._wait_s = wait_s
         self._busy = busy
         self._what = what
-        self._mend = mend
+        self._advice = advice
         self._reserve = reserve
         self._kept_back = min(reserve, 1)
         """So many connections work leaves to commands where the server is full."""
@@ -226,7 +226,7 @@ class ConnectionPool(Generic[C]):
 
     @contextmanager
     def idle(self, chosen: Callable[[C], bool]) -> Iterator[list[C]]:
-        """Those idle connections that `chosen` names, for the length of a block, in which nobody else gets one. They
+        """Those idle connections that `chosen` names, for the length of a block, in which no caller gets one. They
         are the last that will be used again."""
         with self._lock:
             taken = {connection: at for connection, at in self._idle.items() if chosen(connection)}
@@ -253,7 +253,7 @@ class ConnectionPool(Generic[C]):
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Closes the connections that nobody uses at this moment."""
+        """Closes the connections that are not in use at this moment."""
         with self._lock:
             idle = list(self._idle)
             self._idle.clear()
@@ -357,7 +357,7 @@ class ConnectionPool(Generic[C]):
         self._check_open()
         if self._most_until:
             return self._busy(f"none of the {self._what} became free in time: the server lets us have {self._most}")
-        return self._busy(f"all {self.size} {self._what} are in use: {self._working} are at work; {self._mend}")
+        return self._busy(f"all {self.size} {self._what} are in use: {self._working} are at work; {self._advice}")
 
     def _is_full(self, *, work: bool) -> bool:
         """The server refused a connection. Returns whether there are others, of which one may become free."""

@@ -142,8 +142,8 @@ class ResourceManager(Protocol):
         """Asks for the vote.
 
         Flags: TMASYNC. Precondition: every association of the branch has ended (XAER_PROTO).
-        XA_OK: the branch is durably prepared; it can be committed and rolled back, from now on until told,
-        by any process, through crashes of either side.
+        XA_OK: the branch is durably prepared; it can be committed and rolled back, from now on until that is
+        done, by any process, through crashes of either side.
         XA_RDONLY: there is nothing to commit; the branch is gone and left nothing durable behind.
         XA_RB*: the branch was rolled back and is gone.
         XAER_RMERR: could not be prepared; the branch is as it was, and can be rolled back.
@@ -198,7 +198,7 @@ class ResourceManager(Protocol):
 
         Flags: TMMULTIPLE with handle None waits for any of the calling thread's operations; TMNOWAIT does
         not wait. XA_RETRY: TMNOWAIT was given and nothing has completed. XAER_INVAL: no such operation is
-        outstanding. The completed operation's own failure, a lost connection included, is told in the
+        outstanding. The completed operation's own failure, a lost connection included, is in the
         Completion and not raised.
         """
         ...
@@ -239,7 +239,7 @@ class Registrar(Protocol):
 
 
 class RefusingRegistrar:
-    """A registrar for whoever begins branches itself, or does no work: nothing registers."""
+    """A registrar for callers that begin branches themselves, or do no work: nothing registers."""
 
     def ax_reg(self, rmid: int, flags: int = 0) -> tuple[AxCode, Xid]:  # noqa: ARG002 — the contract's signature
         return AxCode.TMER_PROTO, NULL_XID

@@ -140,14 +140,14 @@ _USUAL: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
-def not_set(variable: str, mend: str = "set it for this process") -> str:
+def not_set(variable: str, advice: str = "set it for this process") -> str:
     """What to say of an environment variable that is not set. A name in small letters may be the password, which
     somebody wrote in the wrong place."""
     if _USUAL.fullmatch(variable):
-        return f"the environment variable {variable} is not set; {mend}"
+        return f"the environment variable {variable} is not set; {advice}"
     return (
         "an environment variable is not set; its name is not shown, because it may be the secret itself: write the "
-        f"name of a variable, in capitals, such as SHOP_PASSWORD, and {mend}"
+        f"name of a variable, in capitals, such as SHOP_PASSWORD, and {advice}"
     )
 
 
@@ -163,11 +163,11 @@ def expanded(text: str, environment: Mapping[str, str] = os.environ) -> str:
         return _VARIABLE.sub(lambda found: environment[found[1]], text)
     before, slash, path = rest.partition("/")
     path, question, query = path.partition("?")
-    plain_path = scheme.startswith("sqlite") or "+sqlite" in scheme  # a file's name, which nobody decodes
+    plain_path = scheme.startswith("sqlite") or "+sqlite" in scheme  # a file's name, which is not decoded
 
     def encoded(part: str, safe: str) -> str:
         return _VARIABLE.sub(lambda found: quote(environment[found[1]], safe=safe), part)
 
-    told = _VARIABLE.sub(lambda found: environment[found[1]], path) if plain_path else encoded(path, "/")
+    expanded_path = _VARIABLE.sub(lambda found: environment[found[1]], path) if plain_path else encoded(path, "/")
     scheme = _VARIABLE.sub(lambda found: environment[found[1]], scheme)
-    return f"{scheme}{separator}{encoded(before, '')}{slash}{told}{question}{encoded(query, '')}"
+    return f"{scheme}{separator}{encoded(before, '')}{slash}{expanded_path}{question}{encoded(query, '')}"

@@ -147,9 +147,9 @@ class QpidDriver(Driver[Work]):
             raise xa_error(Code.XAER_RMERR, f"open: {why}") from None
 
     def _new_pool(self, most: int) -> ConnectionPool[Channel]:
-        mend = "end other work, or allow more with channels= in the open string"
+        advice = "end other work, or allow more with channels= in the open string"
         return ConnectionPool(
-            self._new_channel, most, 0.0, AllInUse, what="channels", mend=mend, reserve=0, clock=self.clock
+            self._new_channel, most, 0.0, AllInUse, what="channels", advice=advice, reserve=0, clock=self.clock
         )
 
     def _new_channel(self, deadline: float) -> Channel:
@@ -220,7 +220,7 @@ class QpidDriver(Driver[Work]):
                 raise xa_error(Code.XAER_DUPID, f"start: {error.description}", xid) from None
             raise xa_error(Code.XAER_RMERR, f"start: {error.description}", xid) from None
         except XaError as error:
-            if error.code is Code.XAER_RMFAIL:  # whether it exists is unknown; nobody can work in it any more
+            if error.code is Code.XAER_RMFAIL:  # whether it exists is unknown; no work can be done in it
                 branch.failed = Code.XA_RBCOMMFAIL
             else:
                 self.branches.remove(xid)
@@ -235,8 +235,8 @@ class QpidDriver(Driver[Work]):
         branch = self.branches.get(xid)
         if branch is None:
             if self.knows(xid):
-                told = "join: only the instance that began a branch can join it at this broker"
-                raise xa_error(Code.XAER_PROTO, told, xid)
+                message = "join: only the instance that began a branch can join it at this broker"
+                raise xa_error(Code.XAER_PROTO, message, xid)
             raise xa_error(Code.XAER_NOTA, "join: there is no such branch", xid)
         if branch.failed is not None:
             raise xa_error(branch.failed, "join: the branch can only be rolled back", xid)
@@ -342,15 +342,15 @@ class QpidDriver(Driver[Work]):
             failed = code
         elif failed is None and unrouted:
             failed, words = Code.XA_RBOTHER, f"end: the broker did not take a message that was sent: {unrouted}"
-        told = failed
+        raised = failed
         if fail and failed is None:
             failed = Code.XA_RBROLLBACK
         work.ended = True
         if branch is not None:
             self.branches.left(branch, failed)
         self._leave(work.channel, used_up=code is not Code.XA_OK)
-        if told is not None:
-            raise xa_error(told, words, work.xid)
+        if raised is not None:
+            raise xa_error(raised, words, work.xid)
         return Code.XA_OK
 
     def _break_off(self, work: Work) -> None:
@@ -471,7 +471,7 @@ class QpidDriver(Driver[Work]):
         raise self._rolled_back("prepare", xid, code)
 
     def _not_ours(self, xid: Xid) -> XaError:
-        """What prepare answers for a branch that another instance began: nobody here knows whether all of its work was
+        """What prepare answers for a branch that another instance began: it is unknown here whether all of its work was
         done. So it is rolled back, unless it is prepared, or somebody is at work in it."""
         prepared = set(self._asked_prepared("prepare", xid))
         if xid in prepared:
@@ -501,8 +501,8 @@ class QpidDriver(Driver[Work]):
                 if error.code is not Code.XAER_PROTO or not lost:
                     raise
             self._sleep(pause_s)
-        told = "rollback: the broker has not noticed yet that the connection was lost; ask again"
-        raise xa_error(Code.XA_RETRY, told, xid)
+        message = "rollback: the broker has not noticed yet that the connection was lost; ask again"
+        raise xa_error(Code.XA_RETRY, message, xid)
 
     def _rolled_back(self, verb: str, xid: Xid, code: Code) -> XaError:
         """Rolls back a branch that can't be committed; the error that says so."""
@@ -590,7 +590,7 @@ class QpidDriver(Driver[Work]):
             numbers = [channel.send(command) for command in commands]
             return channel.wait_result(numbers[-1], XaResult, deadline)
 
-        status = self._told(verb, xid, lambda: self._with_channel(asked)).status or 0
+        status = self._translated(verb, xid, lambda: self._with_channel(asked)).status or 0
         if status not in _STATUS:
             raise lost_error(verb, ConnectionLost(Cause.LOST, f"the broker answered with the status {status}"), xid)
         return _STATUS[status]
@@ -628,9 +628,9 @@ class QpidDriver(Driver[Work]):
 
     def _asked(self, verb: str, command: Command, of: type[S] | None, xid: Xid) -> S:
         """The same, with errors as XA has them."""
-        return self._told(verb, xid, lambda: self.ask(command, of))
+        return self._translated(verb, xid, lambda: self.ask(command, of))
 
-    def _told(self, verb: str, xid: Xid | None, call: Callable[[], T]) -> T:
+    def _translated(self, verb: str, xid: Xid | None, call: Callable[[], T]) -> T:
         try:
             return call()
         except Refused as error:
@@ -654,7 +654,7 @@ class QpidDriver(Driver[Work]):
         return found
 
     def _asked_prepared(self, verb: str, xid: Xid | None) -> list[Xid]:
-        return self._told(verb, xid, self.prepared)
+        return self._translated(verb, xid, self.prepared)
 
     def scan(self, page: int) -> Iterator[Xid]:
         del page  # the broker tells all at once

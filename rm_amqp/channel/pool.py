@@ -86,7 +86,7 @@ class ChannelPool(ConnectionPool[PooledChannel[C]]):
             settings.timeout_s,
             AllInUse,
             what="channels",
-            mend="end other work, or allow more with channels= in the open string",
+            advice="end other work, or allow more with channels= in the open string",
             clock=clock,
         )
         self._spent = 0

@@ -86,8 +86,8 @@ class SqlBackend:
         """Asks only MariaDB for its settings; otherwise opening the table reaches the database."""
         if self._engine.dialect.name in mariadb.DIALECTS:
             with from_dbapi("open"), self._engine.connect() as connection:
-                for weakness, mend in mariadb.weaknesses(connection):
-                    logger.warning("%s: a crash of the server's machine can lose a decision; %s", weakness, mend)
+                for weakness, advice in mariadb.weaknesses(connection):
+                    logger.warning("%s: a crash of the server's machine can lose a decision; %s", weakness, advice)
 
     def begin(self, xid: Xid, *, wait: bool) -> SqlTransaction:
         return SqlTransaction(xid, self._engine, self._commands, wait=wait)

@@ -11,7 +11,7 @@ There are three tables. The first open makes those that are missing, if the user
                          database's clock)
 
 `state` is "decided", with the transaction manager's record, or "rolled back", which is a tombstone without a record. A
-row "decided" is inserted in the business transaction itself. A tombstone is inserted by whoever has to settle a
+row "decided" is inserted in the business transaction itself. A tombstone is inserted by recovery when it settles a
 transaction that has no row. The primary key lets only one of the two succeed. While the earlier insertion is not
 committed, the database makes the later one wait, so that `settle` waits for a transaction that is deciding.
 

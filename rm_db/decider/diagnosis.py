@@ -49,11 +49,11 @@ def _sql_reached(url: URL, address: Address) -> Iterator[Check]:
         with engine.connect() as connection:
             yield Check(Health.OK, "reachable", f"{shown}: decides")
             if engine.dialect.name in mariadb.DIALECTS:
-                for weakness, mend in mariadb.weaknesses(connection):
+                for weakness, advice in mariadb.weaknesses(connection):
                     found = f"{weakness}: a crash of the server's machine can lose a decision"
-                    yield Check(Health.FAIL, "durability", found, mend)
+                    yield Check(Health.FAIL, "durability", found, advice)
     except SQLAlchemyError as error:
-        mend = "start it, or correct the URL in the configuration"
-        yield Check(Health.FAIL, "reachable", f"{shown}: {error}", mend)
+        advice = "start it, or correct the URL in the configuration"
+        yield Check(Health.FAIL, "reachable", f"{shown}: {error}", advice)
     finally:
         engine.dispose()

@@ -2,7 +2,7 @@
 
 A request is one command or several. Several leave in one write, and the server carries each of them out, also when the
 one before it failed; so commands are sent together only where the later ones fail, or do no harm, if an earlier one
-failed. Replies that nobody has collected yet are owed: the next exchange collects them first.
+failed. Replies that are not collected yet are owed: the next exchange collects them first.
 
 PyMySQL reads whole replies and blocks meanwhile. Its buffered reader is replaced by one that can tell whether a whole
 reply has arrived, so that a thread waits for several connections at once, and for none longer than it wants. While
@@ -122,7 +122,7 @@ class MariaConnection(ServerConnection):
         return self.driver._result
 
     def drain(self) -> None:
-        """Reads the further results of a procedure, which nobody has asked for. ConnectionLost."""
+        """Reads the further results of a procedure, which are not wanted. ConnectionLost."""
         driver = self.driver
         self._reader.until = time.monotonic() + self.reply_s
         try:
@@ -324,8 +324,8 @@ class MariaConnection(ServerConnection):
         return result
 
     async def end_session(self, thread_id: int) -> str | None:
-        """Ends another session, and waits until it has ended: a prepared branch is nobody's then, any other is rolled
-        back. Returns why that can't be done."""
+        """Ends another session, and waits until it has ended: a prepared branch belongs to no session then, any other
+        is rolled back. Returns why that can't be done."""
         kill = b"KILL %d" % thread_id
         for _ in range(_TRIES):
             failure = (await self.ask(kill)).failure

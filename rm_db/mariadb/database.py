@@ -61,8 +61,8 @@ class MariaDatabase(ServerDatabase[MariaConnection, Facts]):
         facts.check()
         self._facts = facts
         self.outstanding.run(self.prepared.scan())  # MySQL lists prepared branches to users with a right only
-        for weakness, mend in facts.weaknesses():
-            logger.warning("%s: a crash of the server's machine loses what was prepared; %s", weakness, mend)
+        for weakness, advice in facts.weaknesses():
+            logger.warning("%s: a crash of the server's machine loses what was prepared; %s", weakness, advice)
         return facts
 
     def close(self) -> None:

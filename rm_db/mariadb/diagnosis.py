@@ -43,14 +43,14 @@ def diagnose_mariadb(open_string: str) -> Diagnosis:
     try:
         connection = BoundedConnection(**settings, reply_s=address.reply_s)
     except pymysql.MySQLError as error:
-        mend = "correct user, password or database in the URL"
-        return not_opened(unconnected(failure_of(error)), "credentials", mend)
+        advice = "correct user, password or database in the URL"
+        return not_opened(unconnected(failure_of(error)), "credentials", advice)
     try:
         with connection:
             return Diagnosis(tuple(_checks(connection)), clock_ahead_s(partial(_clock, connection)))
     except pymysql.MySQLError as error:
-        mend = "look into the server's log"
-        return Diagnosis((Check(Health.FAIL, "reachable", f"it was lost while it was asked: {error}", mend),))
+        advice = "look into the server's log"
+        return Diagnosis((Check(Health.FAIL, "reachable", f"it was lost while it was asked: {error}", advice),))
 
 
 def _is_silent(settings: dict[str, Any]) -> Check | None:
@@ -69,8 +69,8 @@ def _is_silent(settings: dict[str, Any]) -> Check | None:
             connected.recv(1)
         except TimeoutError:
             found = f"{host}:{port or PORT} says nothing in {GREETING_S:g} s, and MariaDB and MySQL speak first"
-            mend = "correct the address in the URL: a server of another kind listens there, or one that hangs"
-            return Check(Health.FAIL, "reachable", found, mend)
+            advice = "correct the address in the URL: a server of another kind listens there, or one that hangs"
+            return Check(Health.FAIL, "reachable", found, advice)
         except OSError:
             return None
     return None
@@ -88,20 +88,20 @@ def _checks(connection: Driver) -> Iterator[Check]:
     named = "no database" if database is None else f"database {database}"
     where = f"{facts.name} at {connection.host}:{connection.port}, {named}, as {user}"
     yield Check(Health.OK, "reachable", where)
-    for subject, found, mend in facts.obstacles():
-        yield Check(Health.FAIL, subject, found, mend)
+    for subject, found, advice in facts.obstacles():
+        yield Check(Health.FAIL, subject, found, advice)
     yield _listing(connection, facts)
-    for weakness, mend in facts.weaknesses():
+    for weakness, advice in facts.weaknesses():
         found = f"{weakness}: a crash of the server's machine loses what was prepared"
-        yield Check(Health.FAIL, "durability", found, mend)
+        yield Check(Health.FAIL, "durability", found, advice)
 
 
 def _listing(connection: Driver, facts: Facts) -> Check:
     try:
         prepared = len(_rows(connection, "XA RECOVER"))
     except pymysql.MySQLError as error:
-        mend = "GRANT XA_RECOVER_ADMIN ON *.* to the user: prepared branches could not be found again"
-        return Check(Health.FAIL, "XA RECOVER", str(failure_of(error)), mend)
+        advice = "GRANT XA_RECOVER_ADMIN ON *.* to the user: prepared branches could not be found again"
+        return Check(Health.FAIL, "XA RECOVER", str(failure_of(error)), advice)
     kept = "belongs to no session" if facts.detaches else KEPT
     found = "1 branch is prepared" if prepared == 1 else f"{prepared} branches are prepared"
     return Check(Health.OK, "XA RECOVER", f"{found} in the server; a prepared branch {kept}")

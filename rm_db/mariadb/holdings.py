@@ -3,12 +3,12 @@
 XA RECOVER lists xids, and information_schema.INNODB_TRX lists InnoDB's transactions, without their xids. What brings
 the two together is the session: that of a branch of ours holds the user lock `rm_db.mariadb.xid.lock_name`. When the
 session has ended, for instance because its program or the server has crashed, InnoDB's transaction has none. Then the
-two are one only if there is no second branch and no second transaction without a session; otherwise nobody can tell.
+two are one only if there is no second branch and no second transaction without a session; otherwise it is unknown.
 
 INNODB_TRX has the numbers of locked rows and of tables, and not the tables' names. MariaDB names a table if another
 transaction waits for a lock on it (INNODB_LOCKS); MySQL 8 names all (performance_schema.data_locks). MariaDB's numbers
 are lower than the truth for rows that were inserted, and begin at 0 when the server starts again. These tables need the
-right PROCESS, in MySQL also SELECT on performance_schema; a user without it is told the xids.
+right PROCESS, in MySQL also SELECT on performance_schema; a user without it sees only the xids.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ MAX_GIVEN_UP: Final = 1000
 
 class ParkedBranches:
     """Xid → the connection that prepared it. It is what the pool asks for a connection when none is free: an
-    `xa.pool.Outstanding`. `pool` is set by whoever makes both."""
+    `xa.pool.Outstanding`. `pool` is set by the maker of both."""
 
     pool: ConnectionPool[MariaConnection]
 
@@ -44,7 +44,7 @@ class ParkedBranches:
             self._begun()
 
     def take(self, xid: Xid) -> MariaConnection | None:
-        """The connection on which the branch was prepared, for whoever completes it. None: any session may."""
+        """The connection on which the branch was prepared, to complete it. None: any session may."""
         with self._lock:
             connection = self._parked.pop(xid, None)
         if connection is not None and connection.went_away():

@@ -132,7 +132,7 @@ class PreparedBranches:
     async def _is_listed(self, connection: MariaConnection, verb: str, xid: Xid) -> bool:
         result = await connection.query(self._recover)
         if result.failure is not None:
-            why = f"{verb}: whether the branch is still prepared can't be told: XA RECOVER failed: {result.failure}"
+            why = f"{verb}: whether the branch is still prepared is unknown: XA RECOVER failed: {result.failure}"
             raise xa_error(Code.XA_RETRY, why, xid)
         with understood(connection.close):
             return xid in decode_xids(result.rows)
@@ -156,7 +156,7 @@ class PreparedBranches:
             return []
 
         with database.releasing(database.reserve()) as connection:
-            # the server makes this table anew only if nobody has read it for a tenth of a second
+            # the server makes this table anew only if it was not read for a tenth of a second
             _, transactions = await connection.exchange(b"DO SLEEP(0.15)", TRANSACTIONS)
             if transactions.failure is not None:
                 return [InDoubtBranch(xid) for xid in xids]

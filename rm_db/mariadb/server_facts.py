@@ -7,7 +7,7 @@ Which versions keep a prepared branch, and since when (MDEV-742; MySQL's notes o
 | MariaDB before 10.5.2 | rolls a prepared branch back when its session ends: refused |
 | MariaDB from 10.5.2 on | keeps it; it is bound to its session until that ends |
 | MySQL before 8.0.30 | after a crash a prepared branch and the binary log may differ: refused |
-| MySQL from 8.0.30 on | keeps it; it is nobody's from XA PREPARE on, unless xa_detach_on_prepare is off |
+| MySQL from 8.0.30 on | keeps it; it belongs to no session from XA PREPARE on, unless xa_detach_on_prepare is off |
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Facts:
         )
 
     def obstacles(self) -> Iterator[tuple[str, str, str]]:
-        """Why the server can't be used in two phases: the subject, what is found, and the mend."""
+        """Why the server can't be used in two phases: the subject, what is found, and the repair."""
         oldest = MIN_MARIADB if self.is_mariadb else MIN_MYSQL
         if self.version < oldest:
             why = (
@@ -92,13 +92,13 @@ class Facts:
             needed = ".".join(str(part) for part in oldest)
             yield "version", f"{self.name} {why}", f'{needed} or newer is needed, or mode = "decider"'
         if self.galera:
-            mend = 'name a server that is no node of a Galera cluster, or use mode = "decider"'
-            yield "cluster", "wsrep_on is on: a Galera cluster does not replicate XA transactions", mend
+            advice = 'name a server that is no node of a Galera cluster, or use mode = "decider"'
+            yield "cluster", "wsrep_on is on: a Galera cluster does not replicate XA transactions", advice
         if self.read_only:
             yield "writable", "the server is read-only (read_only): it takes no writes", "name the primary"
 
     def weaknesses(self) -> Iterator[tuple[str, str]]:
-        """Settings with which a crash of the server's machine loses what was prepared, and the mend."""
+        """Settings with which a crash of the server's machine loses what was prepared, and the repair."""
         if self.flush_log != "1":
             yield f"innodb_flush_log_at_trx_commit is {self.flush_log}", "set it to 1"
         if self.log_bin and self.sync_binlog != "1":
@@ -106,5 +106,5 @@ class Facts:
 
     def check(self) -> None:
         """XAER_RMERR: the server can't be used."""
-        for _, found, mend in self.obstacles():
-            raise xa_error(Code.XAER_RMERR, f"{found}; {mend}")
+        for _, found, advice in self.obstacles():
+            raise xa_error(Code.XAER_RMERR, f"{found}; {advice}")

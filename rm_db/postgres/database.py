@@ -83,8 +83,8 @@ class EndCommands:
         return command + b";" + RESET if self.reset else command
 
     def preparing(self, gid: bytes, *, noting: bool) -> bytes:
-        """PREPARE TRANSACTION, followed by the reset. With `noting`, which nobody asks for behind a transaction pooler,
-        the id of the transaction is told first."""
+        """PREPARE TRANSACTION, followed by the reset. With `noting`, which is not used behind a transaction pooler,
+        the id of the transaction is read first."""
         command = b"PREPARE TRANSACTION '" + gid + b"'"
         if noting:
             return NOTING + command + b";" + RESET_NOTED

@@ -50,8 +50,8 @@ def diagnose_postgres(open_string: str, *, two_phase: bool) -> Diagnosis:
     except XaError as error:
         return not_opened(error)
     except psycopg.Error as error:
-        mend = "correct user, password or database in the URL, or pg_hba.conf"
-        return not_opened(unconnected(str(error).strip()), "credentials", mend)
+        advice = "correct user, password or database in the URL, or pg_hba.conf"
+        return not_opened(unconnected(str(error).strip()), "credentials", advice)
 
     try:
         with connection:
@@ -59,8 +59,8 @@ def diagnose_postgres(open_string: str, *, two_phase: bool) -> Diagnosis:
             checks = (_reached(facts, connection.info), *_usable(facts, address, two_phase=two_phase))
             return Diagnosis(checks, clock_ahead_s(partial(_clock, connection)))
     except psycopg.Error as error:
-        mend = "look into the server's log"
-        return Diagnosis((Check(Health.FAIL, "reachable", f"it was lost while it was asked: {error}", mend),))
+        advice = "look into the server's log"
+        return Diagnosis((Check(Health.FAIL, "reachable", f"it was lost while it was asked: {error}", advice),))
 
 
 def _reached(facts: Any, info: psycopg.ConnectionInfo) -> Check:
@@ -75,31 +75,31 @@ def _usable(facts: Any, address: Address, *, two_phase: bool) -> Iterator[Check]
     if facts.standby:
         yield Check(Health.FAIL, "writable", "the server is a standby and takes no writes", "name the primary")
     elif facts.read_only:
-        mend = f"ALTER ROLE {facts.role} RESET default_transaction_read_only, or in ALTER DATABASE, postgresql.conf"
-        yield Check(Health.FAIL, "writable", "default_transaction_read_only is on", mend)
+        advice = f"ALTER ROLE {facts.role} RESET default_transaction_read_only, or in ALTER DATABASE, postgresql.conf"
+        yield Check(Health.FAIL, "writable", "default_transaction_read_only is on", advice)
     if not facts.fsync:
-        mend = "turn it on: a crash of the server's machine loses what was prepared and decided"
-        yield Check(Health.FAIL, "fsync", "fsync is off", mend)
+        advice = "turn it on: a crash of the server's machine loses what was prepared and decided"
+        yield Check(Health.FAIL, "fsync", "fsync is off", advice)
     if two_phase:
         yield _prepared(facts, address)
         if facts.of_others:
             found = f"{facts.of_others} prepared transactions here belong to roles that {facts.role} is no member of"
-            mend = "as one of those roles, COMMIT PREPARED or ROLLBACK PREPARED them: they block VACUUM"
-            yield Check(Health.WARN, "others", found, mend)
+            advice = "as one of those roles, COMMIT PREPARED or ROLLBACK PREPARED them: they block VACUUM"
+            yield Check(Health.WARN, "others", found, advice)
 
 
 def _prepared(facts: Any, address: Address) -> Check:
     subject = "max_prepared_transactions"
     enough = 2 * address.pool_size
     if facts.most == 0:
-        mend = f'set it to at least {enough} (at work, and orphans) and restart PostgreSQL, or use mode = "decider"'
-        return Check(Health.FAIL, subject, f"{subject} is 0", mend)
+        advice = f'set it to at least {enough} (at work, and orphans) and restart PostgreSQL, or use mode = "decider"'
+        return Check(Health.FAIL, subject, f"{subject} is 0", advice)
     found = f"{subject} is {facts.most}, {facts.prepared} in use"
     if facts.prepared >= FULL * facts.most:
         return Check(Health.WARN, subject, found, f"resolve what is in doubt, or set it to at least {enough}")
     if facts.most < address.pool_size:
-        mend = f"set it to at least {enough}: {address.pool_size} transactions may be at work (xa_pool_size)"
-        return Check(Health.WARN, subject, found, mend)
+        advice = f"set it to at least {enough}: {address.pool_size} transactions may be at work (xa_pool_size)"
+        return Check(Health.WARN, subject, found, advice)
     return Check(Health.OK, subject, found)
 
 

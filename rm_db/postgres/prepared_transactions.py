@@ -153,7 +153,7 @@ class PreparedTransactions:
         for tries in range(_TRIES):
             reply = await connection.exchange(query)
             if reply.failure is not None:
-                why = f"rollback: whether the branch is being prepared can't be told: {reply.failure}"
+                why = f"rollback: whether the branch is being prepared is unknown: {reply.failure}"
                 raise xa_error(Code.XA_RETRY, why, xid)
             if not reply.rows():
                 return tries > 0

@@ -70,7 +70,7 @@ class PostgresResource(TwoPhaseResource[PostgresTransaction, PostgresDatabase]):
 
     def outcomes(self, notes: Sequence[bytes], rmid: int) -> Sequence[BranchOutcome]:
         database = self._database_driver.opened
-        return self.call("outcomes", rmid, lambda: database.outstanding.run(database.outcomes.told(notes)))
+        return self.call("outcomes", rmid, lambda: database.outstanding.run(database.outcomes.of(notes)))
 
     def diagnose(self, open_string: str) -> Diagnosis:
         return diagnose_postgres(open_string, two_phase=True)

@@ -9,7 +9,7 @@ promoted copy gives the same ids again to other transactions. So a note is
     transaction id       with its epoch (xid8), in decimal digits
 
 and the outcome is unknown on a server with another system identifier or on another timeline. (What is restored from a
-snapshot of the disk, without a new timeline, can't be told from the original.)
+snapshot of the disk, without a new timeline, can't be distinguished from the original.)
 
 System identifier and timeline are asked once for each connection, because neither changes while a connection lasts.
 There are no notes behind a transaction pooler, whose connections may be to another server the next time.
@@ -49,8 +49,8 @@ _PLACE: Final = struct.Struct(">QI")
 _NEVER: Final = "42"
 """The class of SQLSTATEs for what the server does not know, or does not let this user do."""
 _MOST: Final = 10_000
-"""Notes that nobody has asked for: of branches that another process commits, say."""
-_TOLD: Final = {
+"""The most unread notes: of branches that another process commits, say."""
+_BY_STATUS: Final = {
     b"committed": BranchOutcome.COMMITTED,
     b"aborted": BranchOutcome.ROLLED_BACK,
     b"in progress": BranchOutcome.PREPARED,
@@ -63,7 +63,7 @@ class TransactionOutcomes:
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
         self.notes: dict[Xid, bytes] = {}
-        """Those that nobody has asked for."""
+        """Those that are not read yet."""
 
     # --- notes ------------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class TransactionOutcomes:
 
     # --- outcomes ---------------------------------------------------------------------------------------------------
 
-    async def told(self, notes: Sequence[bytes]) -> list[BranchOutcome]:
+    async def of(self, notes: Sequence[bytes]) -> list[BranchOutcome]:
         """What became of the transactions of these notes."""
         database = self._database
         found = [BranchOutcome.UNKNOWN] * len(notes)
@@ -108,10 +108,10 @@ class TransactionOutcomes:
         if failure is not None and (failure.sqlstate or "").startswith(_NEVER):
             return found
         if failure is not None:
-            raise xa_error(Code.XA_RETRY, f"the outcomes of transactions can't be told now: {failure}")
+            raise xa_error(Code.XA_RETRY, f"the outcomes of transactions are unknown now: {failure}")
         with understood(database.pool.close_idle):
             for index, (status,) in zip(ours, reply.rows(), strict=True):
-                found[index] = _TOLD.get(status or b"", BranchOutcome.UNKNOWN)
+                found[index] = _BY_STATUS.get(status or b"", BranchOutcome.UNKNOWN)
         return found
 
 

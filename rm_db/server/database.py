@@ -63,7 +63,7 @@ class ServerDatabase(ABC, Generic[C, F]):
             address.pool_size,
             address.pool_wait_s,
             partial(xa_error, Code.XA_RETRY),
-            mend="raise xa_pool_size, or look for transactions that hang",
+            advice="raise xa_pool_size, or look for transactions that hang",
             outstanding=outstanding if holders is None else holders,
         )
         self._facts: F | None = None

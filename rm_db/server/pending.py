@@ -1,8 +1,8 @@
 """Replies that the server has not given yet: what a verb with TMASYNC leaves to `complete`.
 
 `OutstandingSteps.carry_out` can send a request and return a `PendingSteps`, whose result is collected later. Until then
-the request holds its connection. When connections are short, whoever needs one finishes such a request first, its own
-or another thread's (`finish_one`). The answer is kept until it is collected.
+the request holds its connection. When connections are short, a caller that needs one finishes such a request first, its
+own or another thread's (`finish_one`). The answer is kept until it is collected.
 
 Steps take a connection before they wait for the first time, and never a second one later. Therefore finishing them
 needs no further connection, and waiting for connections can't go round in circles (decision 0014).
@@ -80,8 +80,8 @@ class PendingSteps:
         except XaError as error:
             self.answer = error
         except BaseException:  # an interruption, after which `drive` has closed the connection
-            told = "the thread was interrupted while the reply was on its way"
-            self.answer = xa_error(Code.XAER_RMFAIL, told, self._xid)
+            why = "the thread was interrupted while the reply was on its way"
+            self.answer = xa_error(Code.XAER_RMFAIL, why, self._xid)
             raise
 
 

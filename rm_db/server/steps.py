@@ -88,7 +88,7 @@ def understood(let_go: Callable[[], None] | None = None) -> Iterator[None]:
 def drive(steps: Steps[T], timeout_s: float, wait: Wait | None = None) -> T:
     """Runs `steps` to their end on this thread; `wait` is what they wait for, if they have begun. After `timeout_s` the
     connection that they wait for is closed, and ConnectionLost is raised in them. The connection is also closed when
-    the thread is interrupted, because nobody would collect its replies."""
+    the thread is interrupted, because its replies would not be collected."""
     deadline = 0.0
     try:
         wait = wait or steps.send(None)

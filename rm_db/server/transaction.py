@@ -76,7 +76,7 @@ class ServerTransaction(SessionUnit, Generic[C]):
 
     @abstractmethod
     def _fault(self, connection: C) -> XaError | None:
-        """What `_check` finds on the connection, which nobody else uses meanwhile. ConnectionLost: it is lost."""
+        """What `_check` finds on the connection, which is not used otherwise meanwhile. ConnectionLost: it is lost."""
 
     @abstractmethod
     def _must_prepare(self) -> bool:

@@ -94,7 +94,7 @@ class BorrowedConnection(PoolProxiedConnection):
 
     @property
     def is_detached(self) -> bool:
-        """It is in no pool of SQLAlchemy's."""
+        """True, because it is in no pool of SQLAlchemy's."""
         return True
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:

@@ -78,8 +78,8 @@ class MariaAccess(BranchAccess["MariaConnection"]):
                 self.leave(connection)
 
     def _break_off(self, connection: MariaConnection, error: BaseException) -> None:
-        """Somebody was stopped between a statement and the last octet of its reply. What would be read next is not what
-        was asked next, so the session is ended, and nothing is left of the branch."""
+        """Ends the session after a stop between a statement and the last octet of its reply, because what would be read
+        next is not what was asked next. Nothing is left of the branch."""
         why = f"a statement was interrupted, and the session was ended: {type(error).__name__}"
         number = FAILED if isinstance(error, Exception) else INTERRUPTED
         self.work.failure = self.work.failure or Failure(None, why, None, number)

@@ -115,7 +115,7 @@ class PostgresSession(ServerSession[PostgresAccess, PostgresBranchConnection, "P
         )
 
     def _made_by(self, make: Callable[[LibpqConnection], T]) -> T:
-        """What `make` makes of the branch's connection, which nobody else uses meanwhile."""
+        """What `make` makes of the branch's connection, which is not used otherwise meanwhile."""
         connection = self.access.enter()
         try:
             return make(connection)

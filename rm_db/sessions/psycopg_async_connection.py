@@ -133,7 +133,7 @@ class PsycopgAsyncConnection(ReservedMethods, psycopg.AsyncConnection[Any]):
 
     def cursor(self, *args: Any, **options: Any) -> Any:
         # a cursor with a name is refused here and not at its first statement, after which psycopg would complain of a
-        # cursor that nobody could close
+        # cursor that could not be closed
         if args or "name" in options:
             self.access.statement_lock.check()
         return super().cursor(*args, **options)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class SessionEngine:
-    """It is made when a session first needs it, and then asks the server for what it has to know, on a connection that
-    `connect` makes. After that it makes no connection of its own."""
+    """The engine of sessions. It is made when a session first needs it, and then asks the server for what it has to
+    know, on a connection that `connect` makes. After that it makes no connection of its own."""
 
     def __init__(self, drivername: str, connect: Callable[[], Any]) -> None:
         self._drivername = drivername

@@ -1,6 +1,6 @@
 """StatementLock: one statement at a time on a branch's connection, among the threads and tasks that share the branch.
 
-A thread waits while another thread is in a statement. On the thread of an event loop nobody waits, because the
+A thread waits while another thread is in a statement. On the thread of an event loop there is no wait, because the
 statement may be that of another task of the same loop, which could not go on before the waiting task returns. There the
 second task is refused before it has sent anything, and the first one is not disturbed.
 

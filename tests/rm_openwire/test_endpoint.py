@@ -97,7 +97,7 @@ def test_answers() -> None:
     with pytest.raises(Refused) as refused:
         endpoint.answer(first)
     assert refused.value.code is Code.XAER_NOTA
-    with pytest.raises(ConnectionLost, match="nobody asked"):
+    with pytest.raises(ConnectionLost, match="a request that was not sent"):
         endpoint.receive(encode(ExceptionResponse(correlation_id=second, exception=Throwable("E"))))
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from tm.consumer.states import ConsumerState
-from xa.telemetry.endpoint import JSON, Answer, EndpointThread, told
+from xa.telemetry.endpoint import JSON, Answer, EndpointThread, text_answer
 from xa.telemetry.exposition import Exposition, MetricsPage, NoExporter
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Pages:
     async def _metrics(self) -> Answer:
         if self._shown is not None:
             return await self._shown()
-        return told(404, 'the manager has no http = "HOST:PORT" of its own, which has its metrics')
+        return text_answer(404, 'the manager has no http = "HOST:PORT" of its own, which has its metrics')
 
 
 class HealthServer:
@@ -103,7 +103,7 @@ class HealthServer:
 
 
 def _lifeless(consumer: Consumer) -> str:
-    """What a restart of the process would mend; empty: nothing."""
+    """What a restart of the process would repair; empty: nothing."""
     if consumer.failure is not None:
         return f"has failed: {type(consumer.failure).__name__}"
     health = consumer.health()

@@ -63,9 +63,9 @@ def _copy(source: Path, part: Path, finish: Callable[[sqlite3.Connection], None]
         writing.execute("BEGIN")
         finish(writing)
         writing.execute("COMMIT")
-        (told,) = writing.execute("PRAGMA quick_check").fetchone()
-        if told != "ok":
-            raise sqlite3.DatabaseError(f"the copy is damaged, and so is probably what was copied: {told}")
+        (verdict,) = writing.execute("PRAGMA quick_check").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(f"the copy is damaged, and so is probably what was copied: {verdict}")
 
 
 def _remove(part: Path) -> None:

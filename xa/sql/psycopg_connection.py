@@ -129,7 +129,7 @@ class BoundedConnection(psycopg.Connection[Any]):
             return result
         except (psycopg.InterfaceError, psycopg.ProgrammingError):
             if self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
-                self.pgconn.finish()  # the server has begun a COPY that nobody asked for, and it has no end
+                self.pgconn.finish()  # the server has begun a COPY on its own, and it has no end
             raise
 
     def _given_up(self, gen: PQGen[Any], why: str) -> psycopg.OperationalError:
@@ -224,7 +224,8 @@ def bound(engine: Engine, reply_s: float, max_reply: int = MAX_REPLY, *, plain_w
 
 def guarded(settings: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """What libpq is to connect with, so that no server but one that was verified gets the password as it is, and so
-    that nobody is asked at the terminal for the pass phrase of a key. Up to libpq 15 the former can't be asked for."""
+    that libpq does not ask at the terminal for the pass phrase of a key. Up to libpq 15 the former can't be asked
+    for."""
     found = dict(settings)
     if "sslkey" in found:
         found.setdefault("sslpassword", NOT_ASKED)

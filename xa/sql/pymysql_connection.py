@@ -1,7 +1,7 @@
 """BoundedConnection: PyMySQL's connection, for servers that are slow, or lie.
 
 PyMySQL bounds how long TCP may take, and no wait after that; it reads whatever length a packet has; it tells the
-password to whoever asks; and a reply that is no MySQL ends in any kind of exception. Here
+password to any server that asks; and a reply that is no MySQL ends in any kind of exception. Here
 
 - greeting, TLS, log-in and the first statements together take at most `connect_timeout`,
 - with `reply_s` each reply has a deadline, which a server that drips octets can't put off, and a most length,

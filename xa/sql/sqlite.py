@@ -2,7 +2,7 @@
 
 That is so with the write-ahead log (WAL) and `synchronous = FULL`: a commit then appends to the log and forces it.
 Without WAL mode a database is in memory, where nothing survives, or in a file system that can't share memory between
-processes, where two processes would not see each other's locks. So whoever keeps decisions or messages refuses that.
+processes, where two processes would not see each other's locks. So a store of decisions or messages refuses that.
 """
 
 from __future__ import annotations

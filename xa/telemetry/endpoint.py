@@ -4,14 +4,14 @@
     await endpoint.start("127.0.0.1", 9464)           # in an event loop that runs already
     with EndpointThread(pages, "127.0.0.1", 9464):    # in a thread with a loop of its own
 
-Whoever asks is a stranger, so all that one can take is bounded: OPEN connections at a time, of which the one that has
-waited longest for its own request goes when another one comes; REQUEST_OCTETS of a request, which has to be there
-within READ_S; one new connection in PACE_S; one request on each. A page that is asked for while it is being made is
-made once for all who wait. A private page is answered only to a request that has its token (`Authorization: Bearer …`).
+A client is a stranger, so all that it can take is bounded: OPEN connections at a time, of which the one that has waited
+longest for its own request goes when another one comes; REQUEST_OCTETS of a request, which has to be there within
+READ_S; one new connection in PACE_S; one request on each. A page that is asked for while it is being made is made once
+for all who wait. A private page is answered only to a request that has its token (`Authorization: Bearer …`).
 
 What can be posted to has a token of its own. The body is JSON (`Content-Type: application/json`) with at most
 BODY_OCTETS; a stranger's is read and thrown away. A page of somebody else's in a browser can send neither the token nor
-that type to another address without asking first, and nobody answers that question here.
+that type to another address without asking first, and that question gets no answer here.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class Answer(NamedTuple):
         return head.encode("ascii") + (self.body if with_body else b"")
 
 
-def told(status: int, text: str) -> Answer:
+def text_answer(status: int, text: str) -> Answer:
     """An answer of one line."""
     return Answer(status, text.encode() + b"\n")
 
 
 class PostActions(NamedTuple):
-    """What can be posted to by whoever has the token: path → what makes of a body an answer."""
+    """What can be posted to with the token: path → what makes of a body an answer."""
 
     token: str
     by_path: Mapping[str, Act]
@@ -100,7 +100,7 @@ class PostActions(NamedTuple):
 
 
 class PrivatePages(NamedTuple):
-    """Pages for whoever has the token, and what can be posted to with the token of `acts`."""
+    """Pages that need the token, and what can be posted to with the token of `acts`."""
 
     token: str
     pages: Mapping[str, Page]
@@ -173,7 +173,7 @@ class Endpoint:
         return int(listener.getsockname()[1])
 
     async def close(self) -> None:
-        """Answers nobody any more."""
+        """Stops answering."""
         tasks = [*self._asking, *self._answering, *self._made.values()]
         if self._accepting is not None:
             tasks.append(self._accepting)
@@ -218,7 +218,7 @@ class Endpoint:
                 async with asyncio.timeout(READ_S):
                     request = await self._asked(loop, peer)
             except TimeoutError:
-                request = told(408, "the request did not come in time")
+                request = text_answer(408, "the request did not come in time")
             if request is None:
                 return
             task = asyncio.current_task()
@@ -245,9 +245,9 @@ class Endpoint:
             return request
         length = request.fields.get("content-length", "")
         if not (length.isascii() and length.isdecimal() and len(length) < 10):
-            return told(411, "say how long it is: Content-Length")
+            return text_answer(411, "say how long it is: Content-Length")
         if int(length) > BODY_OCTETS:
-            return told(413, f"what is posted here has at most {BODY_OCTETS} octets")
+            return text_answer(413, f"what is posted here has at most {BODY_OCTETS} octets")
         body = await _body(loop, peer, request.body, int(length))
         return request._replace(body=body) if len(body) == int(length) else None
 
@@ -259,28 +259,30 @@ class Endpoint:
             return (await self._acted(request, private.acts)).octets(with_body=method != "HEAD")
         if page is None and private is not None and path in private.pages:
             if not request.has(private.token):
-                return told(401, "this page needs the token of http_token_env").octets(with_body=method != "HEAD")
+                answer = text_answer(401, "this page needs the token of http_token_env")
+                return answer.octets(with_body=method != "HEAD")
             page = private.pages[path]
+
         if page is None:
             known = " ".join(self._pages)
-            return told(404, f"there is {known}").octets(with_body=method != "HEAD")
+            return text_answer(404, f"there is {known}").octets(with_body=method != "HEAD")
         if method not in {"GET", "HEAD"}:
-            return told(405, "GET only").octets()
+            return text_answer(405, "GET only").octets()
         return (await self._one(path, page)).octets(with_body=method != "HEAD")
 
     async def _acted(self, request: Request, acts: PostActions) -> Answer:
         """Has it carried out, if it has the token."""
         if not request.has(acts.token):
-            return told(401, "this needs the token of http_act_token_env")
+            return text_answer(401, "this needs the token of http_act_token_env")
         if request.method != "POST":
-            return told(405, "POST only")
+            return text_answer(405, "POST only")
         if request.fields.get("content-type", "").partition(";")[0].strip().lower() != JSON:
-            return told(415, f"what is posted here is {JSON}")
+            return text_answer(415, f"what is posted here is {JSON}")
         try:
             return await acts.by_path[request.path](request.body)
         except Exception:
             LOG.exception("%s could not be answered", request.path)
-            return told(500, "the log says why")
+            return text_answer(500, "the log says why")
 
     async def _one(self, path: str, page: Page) -> Answer:
         """The page, made once for all who ask at the same time."""
@@ -294,7 +296,7 @@ class Endpoint:
             return await page()
         except Exception:
             LOG.exception("%s could not be answered", path)
-            return told(500, "the log says why")
+            return text_answer(500, "the log says why")
         finally:
             del self._made[path]
 
@@ -315,7 +317,7 @@ async def _request(loop: asyncio.AbstractEventLoop, peer: socket.socket) -> Requ
     octets = b""
     while b"\r\n\r\n" not in octets:
         if len(octets) > REQUEST_OCTETS:
-            return told(431, f"a request has at most {REQUEST_OCTETS} octets")
+            return text_answer(431, f"a request has at most {REQUEST_OCTETS} octets")
         more = await loop.sock_recv(peer, REQUEST_OCTETS)
         if not more:
             return None
@@ -325,7 +327,7 @@ async def _request(loop: asyncio.AbstractEventLoop, peer: socket.socket) -> Requ
     line, *fields = head.split(b"\r\n")
     parts = line.split(b" ")
     if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
-        return told(400, "this is HTTP/1.1")
+        return text_answer(400, "this is HTTP/1.1")
     method, target, _ = (part.decode("latin-1") for part in parts)
     sent: dict[str, str] = {}
     for name, _, value in (field.decode("latin-1").partition(":") for field in fields):
@@ -361,7 +363,7 @@ class EndpointThread:
         self._started.wait(STARTING_S)
 
     def close(self) -> None:
-        """Answers nobody any more."""
+        """Stops answering."""
         loop, stopping = self._loop, self._stopping
         if loop is not None and stopping is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # it has just ended

@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
-from xa.telemetry.endpoint import Answer, told
+from xa.telemetry.endpoint import Answer, text_answer
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -71,7 +71,7 @@ class MetricsPage:
 
     async def __call__(self) -> Answer:
         if isinstance(self._exposition, NoExporter):
-            return told(501, str(self._exposition))
+            return text_answer(501, str(self._exposition))
         if time.monotonic() >= self._kept_until:
             began = time.monotonic()
             self._text = await asyncio.to_thread(self._exposition.text)

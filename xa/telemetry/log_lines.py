@@ -45,8 +45,8 @@ def about(
     user: object = None,
 ) -> dict[str, Any]:
     """What an event is about, as `extra` of a call of a logger. They become text when the line is written."""
-    told = (transaction, branch, message, queue, resource, connection, user)
-    return {KEY: {name: value for name, value in zip(FIELDS, told, strict=True) if value is not None}}
+    values = (transaction, branch, message, queue, resource, connection, user)
+    return {KEY: {name: value for name, value in zip(FIELDS, values, strict=True) if value is not None}}
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, str]:
@@ -72,10 +72,10 @@ class TextLines(logging.Formatter):
         return line if not error else line + "".join(f"\n  {printable(one, LONGEST)}" for one in error.splitlines())
 
     def _error(self, record: logging.LogRecord) -> str:
-        told = [self.formatException(record.exc_info)] if record.exc_info else []
+        texts = [self.formatException(record.exc_info)] if record.exc_info else []
         if record.stack_info:
-            told.append(self.formatStack(record.stack_info))
-        return masked("\n".join(told))
+            texts.append(self.formatStack(record.stack_info))
+        return masked("\n".join(texts))
 
 
 class JsonLines(TextLines):

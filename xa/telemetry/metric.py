@@ -20,7 +20,7 @@ Kind = Literal["counter", "histogram", "gauge"]
 QUEUE: Final = "messaging.destination.name"
 """The name of a queue, by the semantic conventions for messaging."""
 OTHER: Final = "_other"
-"""The queue in whose name everything is told for which there is no place of its own (`cardinality`)."""
+"""The queue that stands for all queues without a place of their own (`cardinality`)."""
 
 BUCKETS_S: Final = (
     0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
@@ -65,7 +65,7 @@ class Metric:
         return frozenset(map(prometheus_label, self.attributes))
 
     def recorded(self, meter: Meter) -> Callable[..., None]:
-        """Makes the instrument of a counter or a histogram whose values are told as they come; what takes them."""
+        """Makes the instrument of a counter or a histogram, which gets values as they come; returns what takes them."""
         if self.kind == "counter":
             return meter.create_counter(self.name, self.unit, self.description).add
         return meter.create_histogram(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dtx.broker.telemetry.figures import FiguresOf
 from dtx.broker.telemetry.readiness import Readiness
-from xa.telemetry.endpoint import JSON, Answer, Endpoint, told
+from xa.telemetry.endpoint import JSON, Answer, Endpoint, text_answer
 from xa.telemetry.exposition import Exposition, MetricsPage, NoExporter
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Monitoring:
 
     # -- pages
     async def _live(self) -> Answer:
-        return told(200, "the event loop turns")
+        return text_answer(200, "the event loop turns")
 
     async def _ready(self) -> Answer:
         if self._store.may_tell:

@@ -15,7 +15,15 @@ import pytest
 from tests.event_loop import in_loop
 from xa.telemetry import endpoint as module
 from xa.telemetry import exposition
-from xa.telemetry.endpoint import REQUEST_OCTETS, AddressTaken, Answer, EndpointThread, PostActions, PrivatePages, told
+from xa.telemetry.endpoint import (
+    REQUEST_OCTETS,
+    AddressTaken,
+    Answer,
+    EndpointThread,
+    PostActions,
+    PrivatePages,
+    text_answer,
+)
 from xa.telemetry.exposition import Exposition, MetricsPage
 
 WAIT_S = 30
@@ -29,7 +37,7 @@ class Pages:
 
     async def plain(self) -> Answer:
         self.made += 1
-        return told(200, "fine")
+        return text_answer(200, "fine")
 
     async def broken(self) -> Answer:
         raise LookupError("a defect")
@@ -135,7 +143,7 @@ async def test_a_page_is_made_once_for_all_who_wait() -> None:
         nonlocal made
         made += 1
         await go.wait()
-        return told(200, "fine")
+        return text_answer(200, "fine")
 
     endpoint = module.Endpoint({"/plain": page})
     port = await endpoint.start("127.0.0.1", 0)
@@ -195,7 +203,7 @@ class Posted:
         self.bodies.append(body)
         if body == b"broken":
             raise LookupError("a defect")
-        return told(200, "taken")
+        return text_answer(200, "taken")
 
 
 def head(length: int, token: str = TOKEN) -> bytes:
