@@ -133,7 +133,7 @@ def _package_of(frame: FrameType) -> str | None:
 
 
 def measure(*, quick: bool, listed: Listed | None = None, over: str = OVER[0]) -> dict[str, Any]:  # noqa: ARG001
-    """A `bench.command.Benchmark`, over one kind of resources; `listed` is told which functions each figure counts."""
+    """A `bench.command.Benchmark`, over one kind of resources; `listed` gets the functions that each figure counts."""
     figures: dict[str, Any] = {}
 
     def work() -> None:

@@ -96,8 +96,8 @@ def count(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the benchmarks that the arguments name; the exit code."""
     names = sorted(BENCHMARKS) if arguments.name == "all" else [arguments.name]
-    told = (arguments.rounds, arguments.seed, arguments.part)
-    if not SEEDED.issuperset(names) and any(value is not None for value in told):
+    given = (arguments.rounds, arguments.seed, arguments.part)
+    if not SEEDED.issuperset(names) and any(value is not None for value in given):
         print(f"python -m bench: --rounds, --seed and --part are for {', '.join(sorted(SEEDED))}", file=sys.stderr)
         return EXIT_USAGE
 

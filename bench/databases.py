@@ -110,14 +110,14 @@ class _Connections:
         self._idle: list[psycopg.Connection[Any]] = []
 
     def take(self) -> psycopg.Connection[Any]:
-        """One that nobody uses, to be given back."""
+        """One that is free, to be given back."""
         try:
             return self._idle.pop()
         except IndexError:
             return psycopg.connect(self._url, autocommit=self._autocommit)
 
     def give_back(self, connection: psycopg.Connection[Any]) -> None:
-        """It can be used again."""
+        """Lets it be used again."""
         self._idle.append(connection)
 
     def close(self) -> None:

@@ -171,18 +171,18 @@ class Bench:
         command = [sys.executable, "-m", "bench.e2e_client", json.dumps(asdict(job))]
         postgres = self._embedded.postgres.pid
         used: dict[str, tuple[float, float]] = {}
-        told = "{}"
+        answer = "{}"
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 — our own command
             for line in process.stdout or ():
                 word = line.strip()
                 if word in {"begin", "end"}:
                     used[word] = (cpu_s(broker), cpu_s(postgres))
                 else:
-                    told = word
+                    answer = word
 
         if process.returncode:
             raise RuntimeError(f"the client failed: {job}")
-        measured: dict[str, Any] = json.loads(told)
+        measured: dict[str, Any] = json.loads(answer)
         measured["broker_cpu_s"], measured["database_cpu_s"] = (
             after - before for before, after in zip(used["begin"], used["end"], strict=True)
         )

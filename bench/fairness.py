@@ -198,7 +198,7 @@ def storm(address: tuple[str, int], connections: int, begun: Event, stop: Event,
     while not stop.wait(0.02):
         while len(leaves) < connections:
             peer = socket.create_connection(address)
-            peer.sendall(plain("honest" if tried % 2 else f"nobody-{tried}", "wrong"))
+            peer.sendall(plain("honest" if tried % 2 else f"stranger-{tried}", "wrong"))
             leaves[peer] = time.monotonic() + LEAVE_S
             tried += 1
 

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def machine_facts() -> dict[str, Any]:
-    """Processor, memory, operating system and Python; what can't be told is None."""
+    """Processor, memory, operating system and Python; what is unknown is None."""
     return {
         "cpu": _first("/proc/cpuinfo", r"model name\s*:\s*(.+)"),
         "cores": os.cpu_count(),

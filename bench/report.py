@@ -98,11 +98,11 @@ def picture(drawn: Sequence[Bar]) -> str:
         colour = "#3a7d44" if bar.part >= 1 else "#c17c2f"
         name = f"{bar.goal.benchmark}: {bar.goal.figure}"
         than = "≤" if bar.goal.low else "≥"
-        told = f"{bar.measured:,.6g} ({than} {bar.goal.wanted:,.6g})"
+        shown = f"{bar.measured:,.6g} ({than} {bar.goal.wanted:,.6g})"
         lines += [
             f'<text x="{LEFT - 8}" y="{y + 13}" text-anchor="end" fill="#222">{escape(name)}</text>',
             f'<rect x="{LEFT}" y="{y}" width="{width:.0f}" height="{ROW - 6}" fill="{colour}"/>',
-            f'<text x="{LEFT + width + 6:.0f}" y="{y + 13}" fill="#222">{escape(told)}</text>',
+            f'<text x="{LEFT + width + 6:.0f}" y="{y + 13}" fill="#222">{escape(shown)}</text>',
         ]
 
     lines += [
@@ -130,9 +130,9 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     ]
 
     for name, figures in results.items():
-        told = {key: value for key, value in figures.items() if key not in {"benchmark", "machine"}}
+        shown = {key: value for key, value in figures.items() if key not in {"benchmark", "machine"}}
         lines += ["", f"## {name}", "", "```text", meaning(name), "```", "", "| figure | measured |", "|---|---|"]
-        lines += [f"| `{key}` | {_shown(value)} |" for key, value in flat(told)]
+        lines += [f"| `{key}` | {_shown(value)} |" for key, value in flat(shown)]
     return "\n".join(lines) + "\n"
 
 

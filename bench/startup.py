@@ -44,5 +44,5 @@ def measure(*, quick: bool) -> dict[str, Any]:
 def _processor_s(before: str, measured: str) -> float:
     """The processor time that `measured` takes in an interpreter that has carried out `before`."""
     code = f"import time\n{before}\nstart = time.process_time()\n{measured}\nprint(time.process_time() - start)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout  # noqa: S603 — ours
-    return round(float(told), 3)
+    seconds = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout  # noqa: S603 — ours
+    return round(float(seconds), 3)

@@ -151,7 +151,7 @@ def _each_us(work: Callable[[], None], count: int) -> float:
 
 
 def _cycles() -> Callable[[], None]:
-    """The verbs that a transaction asks of the two resource managers, with nobody around them."""
+    """The verbs that a transaction asks of the two resource managers, without a transaction manager."""
     managers = [ReferenceResource(ReferenceStore(name)) for name in ("one", "two")]
     for index, manager in enumerate(managers):
         manager.open(f"reference://{('one', 'two')[index]}", 1)

@@ -1,4 +1,4 @@
-"""The worst messages: what an octet of a peer costs whoever decodes it at most, in time and in memory.
+"""The worst messages: what an octet of a peer costs its decoder at most, in time and in memory.
 
 `KINDS` has, for each way in which decoding might cost more than its octets are worth, a value of AMQP 1.0 of any size:
 the smallest items of every type, keys whose hashes collide, deep nesting. `DECODERS` are the places where our software

@@ -82,8 +82,8 @@ class CrashBroker:
 def main() -> None:
     """`python -m bench.crash.broker`."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    told = json.loads(sys.argv[1])
-    asyncio.run(CrashBroker(**told).run())
+    options = json.loads(sys.argv[1])
+    asyncio.run(CrashBroker(**options).run())
 
 
 if __name__ == "__main__":

@@ -60,10 +60,10 @@ class Tally:
         """Whether no round was violated."""
         return not self.violations
 
-    def add(self, what: str, audit: Audit, told: int) -> None:
+    def add(self, what: str, audit: Audit, transactions: int) -> None:
         """One round more."""
         self.rounds += 1
-        self.transactions += told
+        self.transactions += transactions
         self.orders += audit.done
         self.lost += audit.lost
         self.duplicated += audit.duplicated
@@ -100,7 +100,7 @@ class Campaign:
         worker.wait("at")
         for action in fault.meanwhile:
             self._act(action)
-        told = len(stage.told)
+        reported = len(stage.outcomes)
         if worker.running:
             worker.tell("go")
         for action in fault.meanwhile:
@@ -110,8 +110,8 @@ class Campaign:
         if fault.afterwards or worker.running:
             if not fault.afterwards:
                 stage.revive()
-            if not stage.hear_of(told + 1, PATIENCE_S):
-                raise Stuck(f"{setup}: {fault}: nothing was told of the transaction\n{worker.errors()}")
+            if not stage.hear_of(reported + 1, PATIENCE_S):
+                raise Stuck(f"{setup}: {fault}: no outcome of the transaction was reported\n{worker.errors()}")
 
         for action in fault.afterwards:
             self._act(action)
@@ -213,14 +213,14 @@ class Campaign:
             worker.wait("ready" if worker in fresh else "rested")
         deadline = time.monotonic() + HELD_S + 1
         audit = stage.ledger.audit(
-            placed, orders, invoices, database=setup.database, second=setup.second, told=stage.told
+            placed, orders, invoices, database=setup.database, second=setup.second, outcomes=stage.outcomes
         )
         while audit.lost and time.monotonic() < deadline:  # held by a branch that waits for its timeout?
             threading.Event().wait(AGAIN_S)
             audit = stage.ledger.audit(
-                placed, orders, invoices, database=setup.database, second=setup.second, told=stage.told
+                placed, orders, invoices, database=setup.database, second=setup.second, outcomes=stage.outcomes
             )
-        self.tally.add(what, audit, len(stage.told))
+        self.tally.add(what, audit, len(stage.outcomes))
         for detail in audit.details:
             print(f"  VIOLATION {what}: {detail}", file=sys.stderr)
         return audit

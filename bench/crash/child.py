@@ -75,7 +75,7 @@ class Child:
                 if not line.endswith("\n"):
                     continue  # it was killed in the middle of it
                 event = json.loads(line)
-                if event["event"] == "told":
+                if event["event"] == "report":
                     self._hear(event)
                 else:
                     said.put(event)
@@ -146,7 +146,7 @@ class Child:
             os.kill(self._process, number)
 
     def kill(self) -> None:
-        """kill -9, if it runs; what it has said until then is heard before this returns."""
+        """kill -9, if it runs; what it has said until then is read before this returns."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):

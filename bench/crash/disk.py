@@ -28,7 +28,7 @@ class Health(Enum):
 
 class Disk:
     """`Files` as `files` has them, while the disk is well. Full, it has no room for what makes a file longer; slow,
-    every force takes a while; broken, a force fails after the octets were written: nobody can tell whether they last;
+    every force takes a while; broken, a force fails after the octets were written: it is unknown whether they last;
     refusing, it takes nothing at all, not even where there was something before, as a full one does that copies on
     write."""
 

@@ -47,7 +47,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens while a worker stands at the `count`-th `point`, and what once it has gone on and told of the
+    """What happens while a worker stands at the `count`-th `point`, and what once it has gone on and reported the
     transaction. With `again` the worker that recovers is killed too, at that point."""
 
     point: str

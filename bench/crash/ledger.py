@@ -41,8 +41,8 @@ ROLLED_BACK: Final = "rolled back"
 @dataclass(slots=True)
 class Audit:
     """What was found. `lost`: orders that are neither in the queue nor a row nor an invoice, and transactions that
-    were told to be committed and left no row; `duplicated`: more rows or invoices than one of an order, or one that
-    is in the queue as well, and transactions that were told to be rolled back and left a row; `split`: rows without
+    were reported committed and left no row; `duplicated`: more rows or invoices than one of an order, or one that
+    is in the queue as well, and transactions that were reported rolled back and left a row; `split`: rows without
     their invoice, and invoices without their row; `left_in_doubt`: prepared branches at brokers and database."""
 
     lost: int = 0
@@ -64,7 +64,7 @@ def compare(
     waiting: Iterable[int],
     rows: Iterable[tuple[int, str]],
     invoices: Iterable[tuple[int, str]],
-    told: Mapping[str, str],
+    outcomes: Mapping[str, str],
 ) -> Audit:
     """The audit of what is there; rows and invoices are (order, gtrid of the transaction that wrote it)."""
     audit = Audit()
@@ -81,15 +81,15 @@ def compare(
     gone = [number for number in placed if not (in_queue[number] or row_of[number] or invoice_of[number])]
     audit.lost += note("lost", gone, "orders that are nowhere")
     attempts = {attempt for _, attempt in in_rows}
-    unkept = [gtrid for gtrid, verdict in told.items() if verdict == COMMITTED and gtrid not in attempts]
-    audit.lost += note("lost", unkept, "told to be committed, without a row")
+    unkept = [gtrid for gtrid, verdict in outcomes.items() if verdict == COMMITTED and gtrid not in attempts]
+    audit.lost += note("lost", unkept, "reported committed, without a row")
     for name, counts in (("rows", row_of), ("invoices", invoice_of), ("orders", in_queue)):
         more = [number for number, count in counts.items() if count > 1]
         audit.duplicated += note("duplicated", more, f"more than one of {name}")
     again = [number for number in in_queue if row_of[number] or invoice_of[number]]
     audit.duplicated += note("duplicated", again, "in the queue, and handled")
-    undead = [gtrid for gtrid in attempts if told.get(gtrid) == ROLLED_BACK]
-    audit.duplicated += note("duplicated", undead, "told to be rolled back, with a row")
+    undead = [gtrid for gtrid in attempts if outcomes.get(gtrid) == ROLLED_BACK]
+    audit.duplicated += note("duplicated", undead, "reported rolled back, with a row")
     audit.split += note("split", (in_rows - in_invoices).elements(), "rows without their invoice")
     audit.split += note("split", (in_invoices - in_rows).elements(), "invoices without their row")
     return audit
@@ -104,8 +104,8 @@ class Broker:
         """Asks for the depth of queues, again and again: proton keeps more than a megabyte of each connection."""
 
     def place(self, queue: str, what: Iterable[T], message: Callable[[T], Message]) -> list[T]:
-        """Puts messages into the queue; what it has acknowledged. Where the connection is lost (a broker whose clock
-        jumps takes it for idle) nobody knows of one, which is not asked for again."""
+        """Puts messages into the queue; returns what it has acknowledged. Where the connection is lost (a broker whose
+        clock jumps takes it for idle) the result of one is unknown, and that one is not sent again."""
         left, placed = iter(what), []
         for _ in range(TRIES):
             try:
@@ -137,7 +137,7 @@ class Broker:
     def letters(self, queue: str) -> list[tuple[Any, dict[str, Any]]]:
         """The bodies of all messages, each with its annotations."""
         found = self._ask(lambda connection: _browse(connection, queue))
-        return [(one.body, {str(name): told for name, told in (one.annotations or {}).items()}) for one in found]
+        return [(one.body, {str(name): value for name, value in (one.annotations or {}).items()}) for one in found]
 
     def queues(self) -> list[str]:
         """The names of its queues."""
@@ -148,7 +148,7 @@ class Broker:
         return int(self._ask(lambda connection: _manage(_manager(connection), "status"))["in-doubt"])
 
     def close(self) -> None:
-        """It keeps no connection."""
+        """Closes its connections."""
         counter, self._counter = self._counter, None
         if counter is not None:
             with suppress(ConnectionException, Timeout):
@@ -243,18 +243,25 @@ class Ledger:
         return self._brokers[0].waiting(queue)
 
     def close(self) -> None:
-        """It keeps no connection."""
+        """Closes its connections."""
         self._brokers[0].close()
 
     def audit(
-        self, placed: Iterable[int], orders: str, invoices: str, *, database: str, second: bool, told: Mapping[str, str]
+        self,
+        placed: Iterable[int],
+        orders: str,
+        invoices: str,
+        *,
+        database: str,
+        second: bool,
+        outcomes: Mapping[str, str],
     ) -> Audit:
-        """Compares everything of one round. Nobody may be at work."""
+        """Compares everything of one round. Nothing may be at work."""
         there = self._brokers[1 if second else 0]
         waiting = [body["number"] for body in self._brokers[0].browse(orders)]
         issued = [(body["number"], body["attempt"]) for body in there.browse(invoices)]
         in_database = [branch for shop in self._shops.values() for branch in shop.in_doubt()]
-        audit = compare(placed, waiting, self._shops[database].rows(invoices), issued, told)
+        audit = compare(placed, waiting, self._shops[database].rows(invoices), issued, outcomes)
         at_brokers = [broker.in_doubt() for broker in self._brokers]
         audit.left_in_doubt = len(in_database) + sum(at_brokers)
         if audit.left_in_doubt:

@@ -47,7 +47,7 @@ def main() -> None:
     import bench.crash.consumers.worker  # noqa: PLC0415
     import bench.crash.worker  # noqa: F401, PLC0415
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: they are gone when they end
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no wait for them: they are gone when they end
     with socket.socket(fileno=os.dup(0)) as asked:
         while True:
             request, descriptors, _, _ = socket.recv_fds(asked, REQUEST, 3)

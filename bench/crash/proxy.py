@@ -68,7 +68,7 @@ class Proxy:
         asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result()
 
     def lose_reply(self) -> None:
-        """What the other side says next is not heard any more: its connection ends instead of it."""
+        """Drops what the other side says next: its connection ends instead of it."""
         self._deaf = True
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ WORKER: Final = "bench.crash.worker"
 BROKER: Final = "bench.crash.broker"
 HELD_S: Final = 2
 """A branch that was ended and never prepared, because its manager was killed between, holds its messages until the
-broker's timeout for it; ten minutes, where nobody says otherwise."""
+broker's timeout for it; ten minutes by default."""
 AGAIN_S: Final = 0.2
 """Between two audits, which take processor time from those that they wait for."""
 OPTIONS: Final = f"?timeout=5&connect_timeout=5&branch_timeout={HELD_S}"
@@ -40,9 +40,8 @@ SPOILT: Final = frozenset({"broken", "refusing"})
 
 
 class Stage:
-    """Everything below `folder`. `worker` is the module that workers run, `more` what it is told
-    besides a `Station`, and
-    `deliveries` how often brokers deliver a message in vain."""
+    """Everything below `folder`. `worker` is the module that workers run, `more` their arguments besides a `Station`,
+    and `deliveries` how often brokers deliver a message in vain."""
 
     def __init__(self, folder: Path, *, with_mariadb: bool = True, deliveries: int = NEVER) -> None:
         self._folder = folder
@@ -57,7 +56,7 @@ class Stage:
         self.rounds = itertools.count(1)
         """Rounds on this stage, of whatever campaign: each has queues, and orders, of its own."""
         self.numbers = itertools.count(1)
-        self.told: dict[str, str] = {}
+        self.outcomes: dict[str, str] = {}
 
         self.workers: list[Child] = []
         self._nursery = Nursery()
@@ -116,7 +115,7 @@ class Stage:
 
     # --- workers --------------------------------------------------------------------------------------------
     def man(self, setup: Setup, failing: int = 0) -> None:
-        """There are workers as `setup` says, and they are ready; those that are there already go on."""
+        """Starts the workers that `setup` names, and waits until they are ready; those that run already go on."""
         self._shop = setup.database
         wanted = [self._station(setup, number, failing) for number in range(setup.workers)]
         if [(worker.module, worker.arguments) for worker in self.workers] != [(self.worker, one) for one in wanted]:
@@ -153,18 +152,18 @@ class Stage:
 
     def _hear(self, event: dict[str, Any]) -> None:
         with self._lock:
-            self.told[event["gtrid"]] = event["verdict"]
+            self.outcomes[event["gtrid"]] = event["verdict"]
             self._lock.notify_all()
 
     def begin_round(self) -> None:
-        """What was told is forgotten."""
+        """Forgets the outcomes so far."""
         with self._lock:
-            self.told = {}
+            self.outcomes = {}
 
     def hear_of(self, count: int, patience_s: float) -> bool:
-        """Waits until the round's workers have told of so many transactions; whether they have."""
+        """Waits until the round's workers have reported so many outcomes; whether they have."""
         with self._lock:
-            return self._lock.wait_for(lambda: len(self.told) >= count, patience_s)
+            return self._lock.wait_for(lambda: len(self.outcomes) >= count, patience_s)
 
     # --- faults ---------------------------------------------------------------------------------------------
     def act(self, action: str, number: int = 0) -> None:
@@ -223,6 +222,6 @@ class Stage:
 
 
 def _tell(child: Child, *words: object) -> None:
-    """To who lives; to the others it does not matter any more."""
+    """Tells those that live; to the others it does not matter any more."""
     if child.running:
         child.tell(*words)

@@ -3,7 +3,7 @@
     python -m bench.crash.worker '{"node": …}'          a `Station`, as JSON
 
 It reads commands from stdin, line by line (`_listen`), and reports on stdout, as lines of JSON: `ready`, `at` a named
-point, `told` (the outcome of a transaction that the application got), `rested` with what recovery did.
+point, `report` (the outcome of a transaction that the application got), `rested` with what recovery did.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Jumping:
 
 
 class Teller:
-    """Says of each transaction what the application is told."""
+    """Reports the outcome of each transaction that the application gets."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class Teller:
     def _ended(self, outcome: Outcome) -> None:
         with self._lock:
             self._open.discard(outcome.gtrid)
-        tell("told", gtrid=outcome.gtrid.hex(), verdict=outcome.verdict.value)
+        tell("report", gtrid=outcome.gtrid.hex(), verdict=outcome.verdict.value)
 
 
 class GivenUp(Exception):
@@ -170,7 +170,7 @@ class CrashWorker:
         )
 
     def run(self) -> None:
-        """Until it is told to quit, or killed."""
+        """Until the command to quit, or a kill."""
         threading.Thread(target=self._listen, daemon=True).start()
         with self.manager() as manager:
             left = recover_all(manager)
@@ -239,7 +239,7 @@ def _acted(report: Report) -> bool:
 
 
 def run(kind: type[CrashWorker], station: Station) -> None:
-    """Runs a worker until it is told to quit, or killed."""
+    """Runs a worker until the command to quit, or a kill."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     kind(station).run()
 

@@ -9,7 +9,7 @@ the message afterwards. The relay deletes rows from the outbox, sends them, and 
 each of them. Everything is forced, but nothing is decided in common. So it is at least once: if the consumer dies
 between its commit and the acceptance, the order is handled again, and there are a second row and a second invoice. If
 the relay dies between an acceptance and its commit, there is a second invoice. An inbox would keep out the second row,
-at the price of one more row in each transaction; whoever reads the invoices would need another one.
+at the price of one more row in each transaction; the reader of the invoices would need another one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Worker(threading.Thread):
         self.failed = False
 
     def finish(self) -> None:
-        """It ends with the transaction that it is in."""
+        """Asks it to end after the transaction that it is in."""
         self._finished.set()
 
     def run(self) -> None:

@@ -120,8 +120,8 @@ def _brokers(bench: _Bench, rounds: int) -> dict[str, Any]:
         for brokers in (1, 2) if number % 2 == 0 else (2, 1):
             rates[brokers].append(bench.run("exact", brokers=brokers).rows_per_s)
             spent[brokers].append(sum(bench.cpu_us.values()))
-            told = f"{rates[brokers][-1]:,.0f} rows/s, {spent[brokers][-1]:.1f} us"
-            print(f"  brokers {number + 1}: {brokers}: {told}", file=sys.stderr)
+            shown = f"{rates[brokers][-1]:,.0f} rows/s, {spent[brokers][-1]:.1f} us"
+            print(f"  brokers {number + 1}: {brokers}: {shown}", file=sys.stderr)
     return {
         "brokers_rows_per_s": {str(count): round(statistics.median(some)) for count, some in rates.items()},
         "brokers_cpu_us": {str(count): round(statistics.median(some), 1) for count, some in spent.items()},

@@ -42,15 +42,15 @@ def measure_branches(servers: PipelineServers, log: str, tasks: Sequence[int], r
         writer.close()
         resources.close()
 
-    told: dict[str, Any] = {}
+    by_branches: dict[str, Any] = {}
     for count in tasks:
         of_count = [one for one in found if one.branches == 2 * count]
         decide = statistics.median(one.decide_s for one in of_count) * 1000
         finish = statistics.median(one.finish_s for one in of_count) * 1000
-        told[str(2 * count)] = {"decide_ms": round(decide, 1), "finish_ms": round(finish, 1)}
+        by_branches[str(2 * count)] = {"decide_ms": round(decide, 1), "finish_ms": round(finish, 1)}
     few, many = 2 * min(tasks), 2 * max(tasks)
-    beyond = sum(told[str(many)].values()) - sum(told[str(few)].values())
-    return {"by_branches": told, "of_a_branch_ms": round(beyond / (many - few), 3)}
+    beyond = sum(by_branches[str(many)].values()) - sum(by_branches[str(few)].values())
+    return {"by_branches": by_branches, "of_a_branch_ms": round(beyond / (many - few), 3)}
 
 
 def _batch(writer: SinkCoordinator, resources: Resources, tasks: int) -> None:

@@ -135,8 +135,8 @@ class Spark:
         self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith("{"):
-                told: dict[str, Any] = json.loads(line)
-                return Run(tuple(told["rows"]), tuple(told["ms"]))
+                figures: dict[str, Any] = json.loads(line)
+                return Run(tuple(figures["rows"]), tuple(figures["ms"]))
         raise RuntimeError(f"{job} failed:\n{self._errors.read_text(errors='replace')[-4000:]}")
 
     def cpu_s(self) -> float:

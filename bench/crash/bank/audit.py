@@ -32,9 +32,9 @@ TABLES: Final = f"""
 """  # noqa: S608 — of our own constants
 """No key of the entries: a transfer that is done twice has to be seen, not to be refused."""
 PLAIN: Final = frozenset({COMMITTED, ROLLED_BACK, "not known yet"})
-"""What a transaction may be told where everybody tells the truth, and nobody interferes."""
+"""The possible outcomes of a transaction without faulty replies and without interference."""
 TOKENS: Final = "xabridge.tokens"
-"""What the token queues are called where nobody says otherwise."""
+"""The prefix of the token queues by default."""
 _PREPARED: Final = """
     SELECT format('prepared %s by %s at %s', gid, owner, prepared) FROM pg_prepared_xacts
     WHERE database = current_database()
@@ -94,11 +94,11 @@ class Books:
 @dataclass(slots=True)
 class Audit:
     """What was found. `money`: the sum is another one than at first, or a balance is not that of its entries; `lost`:
-    transfers that are neither to be done nor done, and transactions that were told to be committed and did nothing;
-    `duplicated`: transfers that are done more than once, or done and still to be done, and transactions that were told
-    to be rolled back and did something; `split`: halves of a transaction; `misled`: transactions that were told to be
-    completed by somebody else, or in part, where nobody did that; `left`: branches in doubt and decisions that nobody
-    ends. `waiting` and `done` are transfers."""
+    transfers that are neither to be done nor done, and transactions that were reported committed and did nothing;
+    `duplicated`: transfers that are done more than once, or done and still to be done, and transactions that were
+    reported rolled back and did something; `split`: halves of a transaction; `misled`: transactions that were reported
+    completed by hand, or in part, where no one did that; `left`: branches in doubt and decisions that are not ended.
+    `waiting` and `done` are transfers."""
 
     money: int = 0
     lost: int = 0
@@ -123,7 +123,7 @@ class Audit:
             self.details.append(f"{kind}: {why}: {', '.join(found[:10])}")
 
 
-def compare(transfers: Iterable[Transfer], books: Books, told: Mapping[str, str], *, away: int = 0) -> Audit:
+def compare(transfers: Iterable[Transfer], books: Books, outcomes: Mapping[str, str], *, away: int = 0) -> Audit:
     """The audit of a round with these transfers. `away` is the money that was in the queues of other rounds."""
     audit = Audit()
     _count_money(audit, books, away)
@@ -145,14 +145,14 @@ def compare(transfers: Iterable[Transfer], books: Books, told: Mapping[str, str]
             audit.note(kind, [number], why)
 
     attempts = {entry.attempt for entry in books.entries}
-    kept = [gtrid for gtrid, verdict in told.items() if verdict == COMMITTED and gtrid not in attempts]
-    audit.note("lost", kept, "told to be committed, without an entry")
-    undead = [gtrid for gtrid, verdict in told.items() if verdict == ROLLED_BACK and gtrid in attempts]
-    audit.note("duplicated", undead, "told to be rolled back, with an entry")
-    misled = [f"{gtrid} {verdict}" for gtrid, verdict in told.items() if verdict not in PLAIN]
-    audit.note("misled", misled, "nobody completed anything by hand, and these were told otherwise")
+    kept = [gtrid for gtrid, verdict in outcomes.items() if verdict == COMMITTED and gtrid not in attempts]
+    audit.note("lost", kept, "reported committed, without an entry")
+    undead = [gtrid for gtrid, verdict in outcomes.items() if verdict == ROLLED_BACK and gtrid in attempts]
+    audit.note("duplicated", undead, "reported rolled back, with an entry")
+    misled = [f"{gtrid} {verdict}" for gtrid, verdict in outcomes.items() if verdict not in PLAIN]
+    audit.note("misled", misled, "nothing was completed by hand, and these were reported so")
     audit.note("left", books.in_doubt, "in doubt")
-    audit.note("left", books.decisions, "decisions that nobody ends")
+    audit.note("left", books.decisions, "decisions that are not ended")
     return audit
 
 
@@ -215,7 +215,7 @@ class Auditor:
         return self.broker.place(queue, left, lambda transfer: Message(transfer.body(), durable=True))
 
     def books(self, queues: Queues, first: int, decides: Decides) -> Books:
-        """All that is there, of transfers from the `first` on. Nobody may be at work."""
+        """All that is there, of transfers from the `first` on. Nothing may be at work."""
         broker = self.broker
         waiting = tuple(int(body["number"]) for body in broker.browse(queues.orders))
         on_way = tuple(
@@ -246,13 +246,13 @@ class Auditor:
 
     def held(self, decides: Decides) -> str:
         """Who holds what, in words, while a round does not go on."""
-        told = [
+        lines = [
             f"{self.broker.in_doubt()} in doubt at the broker",
             *(f"decision {one}" for one in self._decisions(decides)),
         ]
         for place, database in self._databases.items():
-            told += [f"{place}: {row}" for row in self._rows(database, _PREPARED) + self._rows(database, _AT_WORK)]
-        return "\n".join(told)
+            lines += [f"{place}: {row}" for row in self._rows(database, _PREPARED) + self._rows(database, _AT_WORK)]
+        return "\n".join(lines)
 
     def _decisions(self, decides: Decides) -> list[str]:
         if decides == "token":

@@ -73,7 +73,7 @@ class BankCampaign:
         self._site = site
         self.tally = Tally()
         self._away = site.auditor.absent()
-        """Money that is in the queues of rounds before, or was lost in one, which was told then."""
+        """Money that is in the queues of rounds before, or was lost in one, which was reported then."""
         self._replaced: list[Process] = []
 
     # --- named points ---------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class BankCampaign:
         site = self._site
         began = time.monotonic()
         site.man(setup)
-        site.forget_told()
+        site.forget_outcomes()
         victim = site.processes[0]
         victim.child.tell("arm", 1, fault.point)
         queues, transfers = self._place(Random(f"{seed} {setup} {fault}"), PER_POINT)  # noqa: S311 — no secret
@@ -144,7 +144,7 @@ class BankCampaign:
         site, setup = self._site, setup_of(dice)
         began = time.monotonic()
         site.man(setup, failing=dice.choice((0, 20)))
-        site.forget_told()
+        site.forget_outcomes()
         queues, transfers = self._place(dice, PER_STORM)
         site.work(queues)
         gusts = storm(dice, setup, GUSTS)
@@ -264,8 +264,8 @@ class BankCampaign:
         deadline = time.monotonic() + HELD_S + SLACK_S
         while True:
             books = site.auditor.books(queues, first, setup.decides)
-            told = site.told
-            audit = compare(transfers, books, told, away=self._away)
+            outcomes = site.outcomes
+            audit = compare(transfers, books, outcomes, away=self._away)
             if audit.right or time.monotonic() > deadline:
                 break  # what is held by a branch that was never prepared comes back when its time is over
             threading.Event().wait(AGAIN_S)
@@ -279,7 +279,7 @@ class BankCampaign:
         self._away = TOTAL - sum(books.balances.values())
         self.tally.rounds += 1
         self.tally.transfers += audit.done
-        self.tally.transactions += len(told)
+        self.tally.transactions += len(outcomes)
         for kind in KINDS:
             self.tally.by_kind[kind] += getattr(audit, kind)
         if not audit.right:

@@ -47,7 +47,7 @@ class Process:
 
 
 class Site:
-    """Everything below `folder`. `worker` is the module that processes run, `more` what it is told besides a
+    """Everything below `folder`. `worker` is the module that processes run, `more` its arguments besides a
     `Station`."""
 
     def __init__(self, folder: Path) -> None:
@@ -69,7 +69,7 @@ class Site:
         self._proxies: dict[str, Proxy] = {}
         self._databases: dict[str, str] = {}
         self._lock = threading.Lock()
-        self._told: dict[str, str] = {}
+        self._outcomes: dict[str, str] = {}
         self.rounds = itertools.count(1)
         self.numbers = 1
         """The next transfer."""
@@ -113,8 +113,8 @@ class Site:
         self.processes, self._manned = [], None
 
     def man(self, setup: Setup, failing: int = 0) -> None:
-        """There are processes as `setup` says, and they are ready; where they are there already they go on. Nodes of
-        one setup keep their names and logs; another setup has nodes of its own."""
+        """Starts the processes that `setup` names, and waits until they are ready; those that run already go on. Nodes
+        of one setup keep their names and logs; another setup has nodes of its own."""
         wanted = (self.worker, self.more, setup, failing)
         if wanted != self._manned:
             self.dismiss()
@@ -175,7 +175,7 @@ class Site:
             process.paused = True
 
     def go_on(self, number: int) -> None:
-        """SIGCONT, where it was paused, and whoever stands at a point goes on."""
+        """SIGCONT, where it was paused, and a process that stands at a point goes on."""
         process = self.processes[number]
         if process.child.running:
             if process.paused:
@@ -200,21 +200,21 @@ class Site:
                 process.child.tell("work", *queues)
                 process.working = True
 
-    # --- what was told --------------------------------------------------------------------------------------
+    # --- reported outcomes ----------------------------------------------------------------------------------
     def _hear(self, event: dict[str, Any]) -> None:
         with self._lock:
-            self._told[event["gtrid"]] = event["verdict"]
+            self._outcomes[event["gtrid"]] = event["verdict"]
 
-    def forget_told(self) -> None:
-        """What was told is of the last round."""
+    def forget_outcomes(self) -> None:
+        """Forgets the outcomes of the last round."""
         with self._lock:
-            self._told = {}
+            self._outcomes = {}
 
     @property
-    def told(self) -> dict[str, str]:
-        """What became of each transaction, as it was told."""
+    def outcomes(self) -> dict[str, str]:
+        """The outcome of each transaction, as it was reported."""
         with self._lock:
-            return dict(self._told)
+            return dict(self._outcomes)
 
     # --- the others -----------------------------------------------------------------------------------------
     def act(self, action: str) -> None:

@@ -3,8 +3,8 @@
     python -m bench.crash.bank.worker '{"node": …}'          a `Station`, as JSON
 
 It reads commands from stdin, line by line (`_listen`), and reports on stdout, as lines of JSON: `ready`, `at` a named
-point, `told` (the outcome of a transaction that the application got), `recovered`, and `rested` with what recovery left
-and how many decisions the log has.
+point, `report` (the outcome of a transaction that the application got), `recovered`, and `rested` with what recovery
+left and how many decisions the log has.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tm.resources import Mode
 
 LEASE_S: Final = 1.5
-"""Of a SqlLog, and at the one that decides: whoever is stopped for longer may be taken for dead."""
+"""Of a SqlLog, and at the one that decides: a process that is stopped for longer may be taken for dead."""
 LOCK_WAIT: Final = "500ms"
 """How long a transfer waits for an account: two that wait for each other at two databases would wait for ever."""
 PAUSE_S: Final = 0.05
@@ -164,7 +164,7 @@ class BankWorker:
         return TransactionManager(station.node, self.log(), resources, timeout_s=TIMEOUT_S, recovery_interval_s=0.3)
 
     def run(self) -> None:
-        """Until it is told to quit, or killed."""
+        """Until the command to quit, or a kill."""
         threading.Thread(target=self._listen, daemon=True).start()
         with self.manager() as manager:
             tell("ready")
@@ -216,7 +216,7 @@ class BankWorker:
 
 
 def run(kind: type[BankWorker], station: Station) -> None:
-    """Runs a process of the bank until it is told to quit, or killed."""
+    """Runs a process of the bank until the command to quit, or a kill."""
     vars(lease)["LEASE_S"] = LEASE_S  # the product's is longer than any process is stopped here
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     kind(station).run()

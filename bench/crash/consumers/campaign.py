@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 WORKER: Final = "bench.crash.consumers.worker"
 PER_STORM: Final = 120
 GUSTS: Final = 3
-"""Kills of one process, so few that nobody takes a message for what kills it."""
+"""Kills of one process, so few that no message is taken for the cause."""
 LOOK_S: Final = 0.1
 BRANCH_S: Final = 10
 """A transaction of a batch that waits for others takes longer than those of the other campaigns."""
@@ -52,7 +52,7 @@ STYLES: Final[tuple[Style, ...]] = ("threads", "asyncio")
 KINDS: Final = ("lost", "duplicated", "dead", "spared", "reason", "stuck")
 """What an audit can find. `lost`: a good message that is nowhere; `duplicated`: handled more than once, or handled and
 a dead letter; `dead`: a good message that is a dead letter; `spared`: poison that was committed, or is no dead letter;
-`reason`: a dead letter with another message's reason; `stuck`: a message that nobody handles."""
+`reason`: a dead letter with another message's reason; `stuck`: a message that is not handled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +147,10 @@ def compare(
 
     def note(kind: str, number: int, what: str) -> None:
         audit.by_kind[kind] += 1
-        told = "; ".join(history.get(number, ["its handler never began"])[-12:])
+        events = "; ".join(history.get(number, ["its handler never began"])[-12:])
         letters_of = "; ".join(f"{one.reason!r} after {one.deliveries} deliveries" for one in dead[number])
         audit.details.append(
-            f"{kind}: message {number} ({placed[number]}) {what}: [{told}] dead letters: [{letters_of}]"
+            f"{kind}: message {number} ({placed[number]}) {what}: [{events}] dead letters: [{letters_of}]"
         )
 
     for number, kind in placed.items():
@@ -381,8 +381,8 @@ class ConsumerCampaign:
         stage.man(setup)  # type: ignore[arg-type]  # as above; who was killed recovers
         waiting = [body["number"] for body in self._broker.browse(queue)]
         letters = [
-            Letter(body["number"], told.get("x-opt-dead-reason"), told.get("x-opt-dead-deliveries"))
-            for body, told in self._broker.letters(f"{queue}.dead")
+            Letter(body["number"], annotations.get("x-opt-dead-reason"), annotations.get("x-opt-dead-deliveries"))
+            for body, annotations in self._broker.letters(f"{queue}.dead")
         ]
         return compare(placed, waiting, stage.rows(rows, setup.store), letters, stage.history)
 

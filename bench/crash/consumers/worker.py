@@ -3,7 +3,7 @@ message says.
 
     python -m bench.crash.consumers.worker '{"node": …}'          a `Post`, as JSON
 
-Commands are those of `bench.crash.worker`. `told` says of a message when its handler begins, and when it fails.
+Commands are those of `bench.crash.worker`. `report` says of a message when its handler begins, and when it fails.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Handler:
     @staticmethod
     def _begin(message: Message) -> dict[str, Any]:
         body: Any = message.body
-        tell("told", number=int(body["number"]), what=f"begins, delivery {message.delivery_count}")
+        tell("report", number=int(body["number"]), what=f"begins, delivery {message.delivery_count}")
         return dict(body)
 
     def _statements(self, body: dict[str, Any], transaction: Transaction) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -120,7 +120,9 @@ def _fail(body: dict[str, Any]) -> None:
 
 def _failed(body: dict[str, Any], error: BaseException) -> None:
     tell(
-        "told", number=int(body["number"]), what=f"raises {type(error).__name__}: {' '.join(str(error)[:120].split())}"
+        "report",
+        number=int(body["number"]),
+        what=f"raises {type(error).__name__}: {' '.join(str(error)[:120].split())}",
     )
 
 
