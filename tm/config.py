@@ -100,7 +100,7 @@ class Configuration:
         TEXT,
         "the environment variable with another token, of at least 16 characters, that lets somebody "
         "[finish transactions there by hand](operations.md#acting-through-a-node); only a manager needs its value",
-        unset="nobody can",
+        unset="no one can",
     )
     log_format: str = setting(
         FORMATS[0],

@@ -315,7 +315,7 @@ class Manager(Generic[Tx_co]):
                 entered.span = self._recorder.enter(gtrid)
             entered.outer_control = switch_control(live.control)
             self._current.set(entered)
-        except BaseException:  # interrupted: nobody has it
+        except BaseException:  # interrupted: no caller has it
             self._live.pop(gtrid, None)
             self._sequences.over(gtrid)
             self._leave_span(entered)
@@ -561,7 +561,7 @@ class Manager(Generic[Tx_co]):
         deadline = time.monotonic() + timeout_s
         for transaction in tuple(self._live.values()):
             if transaction.is_left:
-                with suppress(TransactionError):  # it is told by the log messages
+                with suppress(TransactionError):  # the log has it
                     transaction.finish()
         idle = threading.Event()
         while self._live and time.monotonic() < deadline:
@@ -614,8 +614,8 @@ def _opened(log: str | DecisionLog | None, node: str) -> DecisionLog | None:
     return opened
 
 
-def _check_seconds(**told: float) -> None:
+def _check_seconds(**seconds_of: float) -> None:
     """ConfigurationError: one of these settings is not a number of seconds."""
-    for setting, seconds in told.items():
+    for setting, seconds in seconds_of.items():
         if not SECONDS.fits(seconds):
             raise ConfigurationError(misfit(setting, SECONDS, seconds))

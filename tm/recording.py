@@ -72,7 +72,7 @@ class Recording(Protocol):
         ...
 
     def consumes(self, system: str, queue: str, outcomes: Iterable[str]) -> None:
-        """There is a consumer of `queue`, at a broker of this kind, whose messages can come to these outcomes."""
+        """Notes a consumer of `queue`, at a broker of this kind, whose messages can come to these outcomes."""
         ...
 
     def consumed(self, system: str, queue: str, outcome: str, messages: int, took_s: float) -> None:

@@ -20,26 +20,26 @@ class WarningThrottle:
         self._clock = clock
         self._every_s = every_s
         self._lock = threading.Lock()
-        self._told: dict[Hashable, tuple[float, float]] = {}
+        self._conditions: dict[Hashable, tuple[float, float]] = {}
         """When it began, and when it was last logged."""
 
     def due(self, about: Hashable) -> str | None:
-        """To be called when the condition is met. None: nothing is to be logged now. Otherwise the text for how long it
+        """Notes that the condition is met. None: nothing is to be logged now. Otherwise the text for how long it
         has lasted, to be put after its name; empty if it is new."""
         now = self._clock()
         with self._lock:
-            began, told = self._told.get(about, (now, None))
-            if told is not None and now - told < self._every_s:
+            began, logged = self._conditions.get(about, (now, None))
+            if logged is not None and now - logged < self._every_s:
                 return None
-            if told is None and len(self._told) >= MOST:
-                del self._told[next(iter(self._told))]
-            self._told[about] = began, now
-        return "" if told is None else f" for {(now - began) / 60:.0f} min"
+            if logged is None and len(self._conditions) >= MOST:
+                del self._conditions[next(iter(self._conditions))]
+            self._conditions[about] = began, now
+        return "" if logged is None else f" for {(now - began) / 60:.0f} min"
 
     def over(self, about: Hashable) -> str | None:
-        """To be called when the condition is over. How long it lasted; None if it was never logged."""
-        if about not in self._told:
+        """Notes that the condition is over. How long it lasted; None if it was never logged."""
+        if about not in self._conditions:
             return None
         with self._lock:
-            found = self._told.pop(about, None)
+            found = self._conditions.pop(about, None)
         return None if found is None else f"{self._clock() - found[0]:.0f} s"

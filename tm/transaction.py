@@ -206,7 +206,7 @@ class Transaction:
     def commit(self, *, wait: Literal["completed", "logged"] = "completed") -> None:
         """Commits. Returns when everything is committed; raises one of `tm.errors` otherwise.
 
-        `wait="logged"` returns when the decision is durable; the branches are told in the background, or before it
+        `wait="logged"` returns when the decision is durable; the branches are committed in the background, or before it
         returns where too many transactions are there already. What comes of that is in the log and in `outcome`.
         """
         live = self._live
@@ -318,7 +318,7 @@ class Transaction:
         elif error is None and not self.suspended:
             self.commit()
         elif self._live.manager is INHERITED_MANAGER:
-            pass  # the error, or the end of the process, is told
+            pass  # the error, or the end of the process, is reported
         elif kind is GeneratorExit:
             self._roll_back_elsewhere()
         else:

@@ -44,7 +44,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class Operations(Protocol):
-    """What an operator sees and finishes by hand in a manager that runs, for whoever has its tokens."""
+    """What an operator sees and finishes by hand in a manager that runs, for clients with its tokens."""
 
     @property
     def pages(self) -> Mapping[str, Page]:
@@ -65,13 +65,13 @@ class TransactionManager(Manager[Tx_co]):
     """A transaction manager of one node. Safe to use from many threads and tasks.
 
     `resources` maps names to open strings (URLs) or ResourceConfigs. `log` is a URL ("file:///folder",
-    "sqlite:///file", "postgresql://…") or an open DecisionLog; it is left out when a resource decides.
-    `decider` names the resource that decides, where more than one could. `telemetry` is what
-    `tm.telemetry.opentelemetry()` makes. `transaction` is a subclass of Transaction that has the types of the
-    resources; `begin` gives one of it. `http` ("127.0.0.1:9464") says where `/live`, `/ready` and `/metrics` are
-    answered, for as long as the manager is open. With `http_token` there is `/node`, too, for whoever sends it: live
-    transactions, timelines of the last ones, consumers, and what is in doubt. Whoever sends `http_act_token` can finish
-    by hand there what is in doubt, as with `xabridge recover`.
+    "sqlite:///file", "postgresql://…") or an open DecisionLog; it is left out when a resource decides. `decider` names
+    the resource that decides, where more than one could. `telemetry` is what `tm.telemetry.opentelemetry()` makes.
+    `transaction` is a subclass of Transaction that has the types of the resources; `begin` gives one of it. `http`
+    ("127.0.0.1:9464") says where `/live`, `/ready` and `/metrics` are answered, for as long as the manager is open.
+    With `http_token` there is `/node`, too, for clients that send it: live transactions, timelines of the last ones,
+    consumers, and what is in doubt. Clients that send `http_act_token` can finish by hand there what is in doubt, as
+    with `xabridge recover`.
     """
 
     _endpoint: EndpointThread | None = None
@@ -172,7 +172,7 @@ class TransactionManager(Manager[Tx_co]):
         self, telemetry: Telemetry | None, tokens: tuple[str | None, str | None], clock: Callable[[], float]
     ) -> Recording | None:
         """The recorder, where there is telemetry; it is shown to Prometheus, too, where that is configured. Timelines
-        are kept for the pages that are for whoever has the tokens."""
+        are kept for the pages that need the tokens."""
         if isinstance(self.exposition, Exposition):
             if telemetry is None:
                 telemetry = opentelemetry(self.exposition.provider)
@@ -281,5 +281,5 @@ def _checked_tokens(http: str | None, token: str | None, act_token: str | None) 
     if act_token is not None and token is None:
         raise ConfigurationError("http_act_token: who acts has to see first: http_token is not configured")
     if act_token is not None and act_token == token:
-        raise ConfigurationError("http_act_token: it is the same as http_token, so that whoever may look may act")
+        raise ConfigurationError("http_act_token: it is the same as http_token, so that all who may look may act")
     return token, act_token

@@ -121,7 +121,7 @@ class DataManager:
         """Done."""
 
     def tpc_abort(self, _: object) -> None:
-        """Somebody has voted no."""
+        """Rolls back after a vote of no."""
         self._roll_back()
 
     def _roll_back(self) -> None:

@@ -52,7 +52,7 @@ SIGNALS: Final = tuple(
     if hasattr(_signal, name)
 )
 """Those whose handlers may raise. Those that tell of children and windows are left alone."""
-TOLD_AFTER_S: Final = 0.3
+REPORTED_AFTER_S: Final = 0.3
 """How long after Ctrl-C the code may go on before a log message says that it does."""
 
 
@@ -90,7 +90,7 @@ class DeferredSignals:
         """Signals that came, in their order."""
 
     def begin(self) -> None:
-        """To be called by who calls the code. Inside of another piece of code, and in any thread but the main one,
+        """Called by the caller of the code. Inside of another piece of code, and in any thread but the main one,
         nothing is replaced. Interrupted: `end` puts back what was replaced."""
         if get_ident() != _main:
             return
@@ -161,7 +161,7 @@ class DeferredSignals:
         return None
 
     def _tell(self, impatient: bool) -> None:
-        time.sleep(TOLD_AFTER_S)
+        time.sleep(REPORTED_AFTER_S)
         if not self._over:
             logger.warning(
                 "%s: interrupted, and waits for the end of the call that is being carried out%s",

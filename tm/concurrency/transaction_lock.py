@@ -73,7 +73,7 @@ class TransactionLock:
         return True
 
     def enter_as_reaper(self) -> bool:
-        """Enters if nobody is inside; whether it did. `__exit__` leaves again."""
+        """Enters if no thread is inside; whether it did. `__exit__` leaves again."""
         self._reaping = True
         if not self._busy.acquire(blocking=False):
             self._reaping = False

@@ -57,9 +57,9 @@ class Failure:
     outages: int = 0
     """How many outages had been seen then."""
     last_said: str = ""
-    """What its last attempt has come to, where nobody knows whose fault that is."""
+    """The result of its last attempt, where the fault is unknown."""
     explained: bool = False
-    """Whether the broker was told that it has failed."""
+    """Whether it was reported to the broker as failed."""
     vain: bool = False
     """Whether it could not be put away as a dead letter."""
     final: str = ""
@@ -106,8 +106,8 @@ class Failures:
         self._change(message, lambda before: replace(before, excused=before.excused + 1))
 
     def note_untold(self, message: Any, error: BaseException, *, refused: bool) -> None:
-        """Nobody knows whose fault `error` is. `refused`: what `message` does can't be committed, and the next attempt
-        is to count at the broker."""
+        """Notes an error whose cause is unknown. `refused`: what `message` does can't be committed, and the next
+        attempt is to count at the broker."""
         said = reason_from(error)
         self._change(message, lambda before: replace(before, last_said=said, refused=before.refused or refused))
 

@@ -30,7 +30,7 @@ class Handler:
         calls = (function, inspect.getattr_static(type(function), "__call__", None))
         if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in calls):
             raise ConfigurationError(
-                f"{_name(function)} is a generator function: nobody would run it; write it without yield"
+                f"{_name(function)} is a generator function and would not run; write it without yield"
             )
         self.is_async = any(map(inspect.iscoroutinefunction, calls))
 
@@ -52,8 +52,8 @@ class Handler:
             return returned
         kind = type(returned).__name__.replace("_", " ")
         raise ProtocolMisuse(
-            f"{_name(self.function)} has returned a {kind}, which nobody runs: is a decorator around it that does not "
-            "know coroutine functions?"
+            f"{_name(self.function)} has returned a {kind}, which would not run: is a decorator around it that does "
+            "not know coroutine functions?"
         )
 
 

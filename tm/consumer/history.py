@@ -51,8 +51,7 @@ class History(NamedTuple):
     """What is known of a message when it is delivered."""
 
     deliveries: int
-    """How many attempts count: those of its own that failed, and those of which nobody can say what they failed
-    with."""
+    """How many attempts count: those of its own that failed, and those that failed for an unknown reason."""
     is_dead: bool = False
     """Whether no further attempt is made."""
     is_apart: bool = False
@@ -61,7 +60,7 @@ class History(NamedTuple):
     """Whether it has failed since it was sent or put off, so that it waits before the next attempt."""
 
 
-def _told(message: Any, name: str, queue: str) -> Any:
+def _annotation(message: Any, name: str, queue: str) -> Any:
     """An annotation of a message that was put off for the consumers of `queue`."""
     annotations = getattr(message, "annotations", None) or {}
     return annotations.get(name) if annotations.get(QUEUE) == queue else None
@@ -69,27 +68,27 @@ def _told(message: Any, name: str, queue: str) -> Any:
 
 def retries_of(message: Any, queue: str) -> int:
     """How often a message was delivered in vain before it was put off."""
-    told = _told(message, COUNT, queue)
-    return int(told) if isinstance(told, int) and told > 0 else 0
+    waits = _annotation(message, COUNT, queue)
+    return int(waits) if isinstance(waits, int) and waits > 0 else 0
 
 
 def first_failure_ms(message: Any, queue: str) -> int | None:
     """When a message that was put off had failed for the first time."""
-    told = _told(message, FIRST, queue)
-    return int(told) if isinstance(told, int) else None
+    first = _annotation(message, FIRST, queue)
+    return int(first) if isinstance(first, int) else None
 
 
 def reason_of(message: Any, queue: str) -> str | None:
-    """What a message has failed with the last time, as the broker was told; or before it was put off."""
-    told = (getattr(message, "instructions", None) or {}).get(REASON)
-    if not isinstance(told, str):
-        told = _told(message, REASON, queue)
-    return str(told) if isinstance(told, str) else None
+    """The reason of a message's last failure, as reported to the broker; or before it was put off."""
+    reason = (getattr(message, "instructions", None) or {}).get(REASON)
+    if not isinstance(reason, str):
+        reason = _annotation(message, REASON, queue)
+    return str(reason) if isinstance(reason, str) else None
 
 
 def forget_wait(message: Any, queue: str) -> None:
     """The wait of a message that was put off is over: sent on as it is, it must not wait again."""
-    if _told(message, QUEUE, queue) is not None and isinstance(message.annotations, dict):
+    if _annotation(message, QUEUE, queue) is not None and isinstance(message.annotations, dict):
         message.annotations.pop(WAIT, None)
 
 

@@ -66,12 +66,12 @@ class Postponement(NamedTuple):
 class Attempt(NamedTuple):
     """What a worker knows of an attempt to handle messages, beside the error."""
 
-    is_told: bool = False
+    broker_excuses: bool = False
     """Whether the broker does not count those deliveries that don't count here."""
     has_returned: bool = False
     """Whether the handler has returned for all of them."""
     is_explained: bool = False
-    """Whether the broker was told what its only message has failed with."""
+    """Whether the failure of its only message was reported to the broker."""
     guilty: Any = None
     """The message whose handler has raised, where that is known."""
     is_late: bool = False
@@ -88,7 +88,7 @@ COUNTED: Final = Attempt()
 
 
 class Job:
-    """The job that the workers of one consumer do, in threads or in tasks; they note here what came of it."""
+    """The job that the workers of one consumer do, in threads or in tasks; they note the results here."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class Job:
         self.timeout_s = settings.timeout_s or manager.timeout_s
         settings.check_waits(self.timeout_s)
         self.failures = Failures()
-        self.is_told = False
-        """Whether the broker counts only what it is told to count, as far as is known."""
+        self.broker_excuses = False
+        """Whether the broker leaves excused deliveries uncounted, as far as is known."""
         self._outages = 0
         self._seen = 0
         """How often a worker could not receive, or could not reach a resource before it took a message."""
@@ -140,7 +140,7 @@ class Job:
         took_s: float,
         attempt: Attempt = COUNTED,
     ) -> None:
-        """Counts, and logs, what came of messages that were to be HANDLED, DEAD_LETTERED or RETURNED; those that are
+        """Counts, and logs, the results of messages that were to be HANDLED, DEAD_LETTERED or RETURNED; those that are
         `unfit` were put away beside the others."""
         outcome = wanted if error is None else outcome_of(error)
         queue = self.settings.queue
@@ -168,7 +168,7 @@ class Job:
 
     @property
     def is_doubted(self) -> bool:
-        """Whether a resource was down when one of the workers used it, and nobody has reached all of them since."""
+        """Whether a resource was down when one of the workers used it, and not all were reached since."""
         return self._outages != self._checked
 
     @property
@@ -192,8 +192,8 @@ class Job:
             deliveries = max(deliveries - failure.excused, before, own)
 
         first_ms = first_failure_ms(message, queue) or (failure.first_ms if failure is not None else None)
-        is_told = bool(self._reason(message, failure))
-        most = self.settings.max_deliveries if is_told else max(self.settings.max_deliveries, UNTOLD)
+        has_reason = bool(self._reason(message, failure))
+        most = self.settings.max_deliveries if has_reason else max(self.settings.max_deliveries, UNTOLD)
         is_final = (failure is not None and self.failures.is_final(message)) or self._breaks(message)
         is_dead = is_final or deliveries >= most or self._is_too_late(first_ms)
         return History(deliveries, is_dead, not is_new(message), deliveries > before and not is_dead)
@@ -204,9 +204,10 @@ class Job:
         failure = None if is_new(message) else self.failures.known(message)
         if failure is None or getattr(message, "id", None) is not None:
             return failure
-        if self.is_told and failure.explained:
+        if self.broker_excuses and failure.explained:
             return failure if reason_of(message, self.settings.queue) is not None else None
-        if self.is_told and failure.refused:  # perhaps the other's work can't be committed, and this was in a conflict
+        if self.broker_excuses and failure.refused:
+            # perhaps the other's work can't be committed, and this was in a conflict
             failure = replace(failure, reason="", first_ms=None, last_said=failure.last_said or failure.reason)
         return failure if message.delivery_count or retries_of(message, self.settings.queue) else None
 
@@ -233,7 +234,7 @@ class Job:
         annotations: dict[str, str | int] = {COUNT: self.history(message).deliveries, QUEUE: queue}
         first_ms = first_failure_ms(message, queue) or (failure.first_ms if failure is not None else None)
         reason = self._reason(message, failure)
-        if reason:  # where nobody knows one, nobody has said that it was the message's fault
+        if reason:  # without one, it was not found to be the message's fault
             annotations[REASON] = reason
             annotations[FIRST] = first_ms or self.failures.now_ms()
         return Postponement(queue, int(wait_s * 1000), annotations)
@@ -269,7 +270,7 @@ class Job:
     def _note(self, messages: Sequence[Any], error: Exception, attempt: Attempt) -> None:
         """An attempt has failed: the fault of one of the messages, or of none."""
         fault, alone = attempt.fault_of(error), len(messages) == 1
-        if (fault.is_excused or not alone) and not attempt.is_told:
+        if (fault.is_excused or not alone) and not attempt.broker_excuses:
             for message in messages:
                 self.failures.excuse(message)
 
@@ -291,7 +292,7 @@ class Job:
 
     def dead_letter(self, message: Any) -> DeadLetter:
         """What becomes of a message that was delivered too often. Where it could not be sent to its queue of dead
-        letters before (there is none, or nobody may), it is left to the broker."""
+        letters before (there is none, or no permission), it is left to the broker."""
         remembered = self.failures.known(message)
         is_known = self.failures.is_final(message) or self._breaks(message)
         failure = remembered if is_known else self._known(message)

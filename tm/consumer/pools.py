@@ -39,7 +39,7 @@ class WorkerPool(Protocol):
         ...
 
     def ask(self) -> None:
-        """They shall stop, once they have finished what they have in hand."""
+        """Asks them to stop, once they have finished what they have in hand."""
         ...
 
     def stop(self, timeout_s: float) -> int:
@@ -66,7 +66,7 @@ class ThreadPool:
     def _run(self, number: int) -> None:
         try:
             drive(Worker(number, self._job, ThreadCalls(self._stopping, self._leaves)).run())
-        except BaseException as error:  # noqa: BLE001 — told to who waits for it
+        except BaseException as error:  # noqa: BLE001 — the waiting caller gets it
             self._failed(error)
 
     @property
@@ -112,7 +112,7 @@ class TaskPool:
                 ended.__cause__ = error
                 self._failed(ended)
             raise
-        except BaseException as error:  # noqa: BLE001 — told to who waits for it
+        except BaseException as error:  # noqa: BLE001 — the waiting caller gets it
             self._failed(error)
 
     @property

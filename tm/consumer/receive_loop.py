@@ -8,7 +8,7 @@ The law: a message whose handler never raises is handled exactly once, and never
    own: what failed together is tried apart, so that one that can't be handled takes none with it. A batch with such a
    message in it is given back as a whole, and received again one by one.
 3. A message that has failed is not handled at once, but after a wait that grows with its failures. The wait is spent
-   holding it, so that nobody else tries it either, in this process or another; it is the only wait for a failure.
+   holding it, so that no other worker tries it, in this process or another; it is the only wait for a failure.
    Where the broker keeps what is to be tried later, the message is sent again for later instead, in the transaction
    that takes it.
 4. One that has failed too often, or in a way in which it will fail again, is put away as a dead letter.

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _WAKE: Final = b"\0"
 _ENDING: Final = {_WAKE, *(bytes([number]) for number in SIGNALS)}
-_NOBODY: Final = -1
-"""What `signal.set_wakeup_fd` answers where nobody is woken."""
+_NO_READER: Final = -1
+"""What `signal.set_wakeup_fd` answers where no reader is set."""
 
 
 class StopSignals:
@@ -25,13 +25,13 @@ class StopSignals:
 
     A signal's handler may run at any instruction of the main thread, one that holds a lock included: it only writes
     into a pipe. And it may not run at all while the main thread waits: the system hands a signal to another thread
-    where the main one has one to handle already, and that interrupts nobody. So the handler of Python itself, in any
+    where the main one has one to handle already, and that interrupts no wait. So the handler of Python itself, in any
     thread, writes the signal's number into the pipe (`signal.set_wakeup_fd`).
     """
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
-        self._woken = _NOBODY
+        self._woken = _NO_READER
         self._lock = threading.Lock()
         self._closed = False
 
@@ -40,7 +40,7 @@ class StopSignals:
         os.set_blocking(self._in, False)
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._heard)
+                self._before[number] = signal.signal(number, self._on_signal)
             self._woken = signal.set_wakeup_fd(self._in, warn_on_full_buffer=False)
         return self
 
@@ -55,10 +55,10 @@ class StopSignals:
 
     def wait(self) -> None:
         """Until there is a signal, or `wake` was called."""
-        while (heard := os.read(self._out, 1)) not in _ENDING:
-            if self._woken != _NOBODY:  # it is for whoever was woken before
+        while (octet := os.read(self._out, 1)) not in _ENDING:
+            if self._woken != _NO_READER:  # it is for the reader that was set before
                 with suppress(OSError):
-                    os.write(self._woken, heard)
+                    os.write(self._woken, octet)
 
     def wake(self) -> None:
         """From any thread, as often as one likes."""
@@ -66,7 +66,7 @@ class StopSignals:
             if not self._closed:
                 self._write()
 
-    def _heard(self, _number: int, _frame: object) -> None:
+    def _on_signal(self, _number: int, _frame: object) -> None:
         self._give_back()
         self._write()
 

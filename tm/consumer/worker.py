@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("xabridge.tm.consumer")
 
 _UNTOLD: Final = object()
-"""The answer of a session that could not be told something."""
+"""The answer of a session that can't be given something."""
 _CANCELLED: Final = "what the handler has awaited was cancelled, and not by the consumer"
 
 
 class HandlerCancelled(Exception):
-    """A handler has ended with CancelledError, and nobody has cancelled its worker: its messages have failed."""
+    """A handler has ended with CancelledError, and its worker was not cancelled: its messages have failed."""
 
 
 class Calls(Protocol):
@@ -200,10 +200,10 @@ class Unanswered(NamedTuple):
 class Worker:
     """One worker, the ports of its receive loop. `job` is what it shares with the others of its consumer.
 
-    A worker in a thread goes on with the next messages as soon as every branch of the last transaction was told to
+    A worker in a thread goes on with the next messages as soon as every branch of the last transaction was asked to
     commit, and all resources but the one of the queue have answered. It waits for that answer before it commits the
     next transaction, or has nothing to do: so there is one such transaction at most, they are committed in the order of
-    their messages, and what came of each is counted and logged as ever.
+    their messages, and the result of each is counted and logged as ever.
     """
 
     def __init__(self, number: int, job: Job, calls: Calls) -> None:
@@ -316,7 +316,7 @@ class Worker:
             self._finish()
 
     def _finish(self) -> None:
-        """Waits for the answers that the last commit has left, and tells what came of it."""
+        """Waits for the answers that the last commit has left, and reports the result."""
         unanswered, self._unanswered = self._unanswered, None
         if unanswered is None:
             return
@@ -337,14 +337,14 @@ class Worker:
     async def _call_handler(self, messages: Sequence[Any]) -> None:
         """Has the messages handled, and tells the broker which deliveries count, should the transaction be rolled back:
 
-        1. none of several messages, because nobody knows whether another one of them is at fault;
+        1. none of several messages, because another one of them may be at fault;
         2. one that is alone, while its handler is at work, because what kills the process, or hangs, must end;
         3. and if its handler raises, unless a resource was down or another transaction in the way;
         4. not if the commit is refused, because mostly that is no fault of the message, unless it was so before.
         """
         alone, job = len(messages) == 1, self._job
-        is_told = not alone and self._excuse(messages)
-        self._attempt = Attempt(is_told)
+        broker_excuses = not alone and self._excuse(messages)
+        self._attempt = Attempt(broker_excuses)
 
         try:
             arguments, self._unfit = job.calls(messages)
@@ -363,8 +363,8 @@ class Worker:
                 self._tell("explain", messages[0], reason_from(error))
             raise
         if alone and not job.is_charged(messages[0]) and self._transaction.status is not GlobalState.MARKED:
-            is_told = self._excuse(messages)
-        self._attempt = Attempt(is_told, has_returned=True)
+            broker_excuses = self._excuse(messages)
+        self._attempt = Attempt(broker_excuses, has_returned=True)
 
     async def _lend(self, messages: Sequence[Any], arguments: Sequence[Any]) -> None:
         """Calls the handler. The transaction is the handler's to work in, and not to complete, because the consumption
@@ -404,7 +404,7 @@ class Worker:
         """Ends the transactions that the handler has begun, and left current."""
         manager = self._job.manager
         while (stray := manager.current_or_none()) is not None and stray is not transaction:
-            with suppress(TransactionError):  # it is told by the log messages
+            with suppress(TransactionError):  # the log has it
                 await self._calls.rollback(stray)
             manager.detach(live_of(stray))
 
@@ -422,17 +422,17 @@ class Worker:
             self._tell("excuse", (guilty,), reason_from(error))
 
     def _excuse(self, messages: Sequence[Any]) -> bool:
-        """Tells the broker that a rollback counts for none of the messages; whether it does as it is told."""
-        is_told = self._tell("excuse", messages) is True
-        self._job.is_told = self._job.is_told or is_told
-        return is_told
+        """Tells the broker that a rollback counts for none of the messages; whether it does so."""
+        broker_excuses = self._tell("excuse", messages) is True
+        self._job.broker_excuses = self._job.broker_excuses or broker_excuses
+        return broker_excuses
 
     def _tell(self, what: str, *arguments: Any) -> Any:
-        told = getattr(self._session, what, None)
-        if told is None:
+        method = getattr(self._session, what, None)
+        if method is None:
             return _UNTOLD
         with suppress(Exception):  # the session may be what has failed; what counts is the error of the attempt
-            return told(*arguments)
+            return method(*arguments)
         return _UNTOLD
 
     async def _put_away(self, messages: Sequence[Any]) -> None:

@@ -70,7 +70,7 @@ class BlockingPorts:
                 if refused and self._collect_all(index, branches, answers):
                     answer = self._send(verb, branches[index], its_flags)
                 answers[index] = answer
-        finally:  # an interruption of this thread leaves no operation behind that nobody waits for
+        finally:  # an interruption of this thread leaves no operation behind without a waiter
             for index, answer_or_handle in enumerate(answers):
                 if type(answer_or_handle) is Handle:
                     answers[index] = self._collect(branches[index], answer_or_handle)
@@ -204,7 +204,7 @@ class BlockingPorts:
         return tuple(noted)
 
     async def outcomes(self, branches: tuple[Branch, ...]) -> list[BranchOutcome | XaError]:
-        told: list[BranchOutcome | XaError] = [BranchOutcome.UNKNOWN] * len(branches)
+        outcomes: list[BranchOutcome | XaError] = [BranchOutcome.UNKNOWN] * len(branches)
         by_resource: dict[str, list[int]] = {}
         for index, branch in enumerate(branches):
             if branch.note:
@@ -216,8 +216,8 @@ class BlockingPorts:
                 continue
             answers = _outcomes(resource, resource.notes, [branches[index].note for index in places])
             for index, outcome in zip(places, answers, strict=True):
-                told[index] = outcome
-        return told
+                outcomes[index] = outcome
+        return outcomes
 
     # --- log ------------------------------------------------------------------------------------------------
 
@@ -304,13 +304,13 @@ def _is_full(answer: object) -> bool:
 
 def _open_again(resource: Resource, verb: Verb, branch: Branch) -> None:
     """Opens the resource, where that has to be done before the verb. XAER_RMFAIL: it can't be opened, for whatever
-    reason. What `open` is told says nothing of the branch: its XAER_RMERR, a password that is refused say, would mean
+    reason. What `open` gets says nothing of the branch: its XAER_RMERR, a password that is refused say, would mean
     of a commit that the work was rolled back."""
     try:
         resource.reopen()
     except XaError as error:
-        told = f"{verb.value}: {resource.name} can't be opened: {error.message}"
-        raise xa_error(Code.XAER_RMFAIL, told, branch.xid) from error
+        message = f"{verb.value}: {resource.name} can't be opened: {error.message}"
+        raise xa_error(Code.XAER_RMFAIL, message, branch.xid) from error
 
 
 def _no_answer(answer: object) -> TypeError:

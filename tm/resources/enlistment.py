@@ -57,7 +57,7 @@ class RollbackOnly(Exception):
 
 
 class WouldWait(Exception):
-    """To enlist the resource may take a while; nothing was done."""
+    """Enlisting the resource may take a while; nothing was done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -139,9 +139,9 @@ class Enlistments:
         try:
             resource.rm.start(enlistment.branch.xid, resource.rmid, flags)
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-            heard = resource.as_xa_error(raised, "start", enlistment.branch.xid)
-            enlistment.failed(verb, heard)
-            raise RollbackOnly(Reason(enlistment.branch, heard)) from heard
+            failure = resource.as_xa_error(raised, "start", enlistment.branch.xid)
+            enlistment.failed(verb, failure)
+            raise RollbackOnly(Reason(enlistment.branch, failure)) from failure
         enlistment.state = _AFTER[verb][enlistment.state]
         enlistment.session = session = _session(resource, enlistment.branch)
         return session
@@ -165,9 +165,9 @@ class Enlistments:
             del self._by_name[resource.name]
             raise WouldWait from None
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-            heard = resource.as_xa_error(raised, "start", branch.xid)
-            enlistment.failed(_START, heard)
-            raise RollbackOnly(Reason(branch, heard)) from heard
+            failure = resource.as_xa_error(raised, "start", branch.xid)
+            enlistment.failed(_START, failure)
+            raise RollbackOnly(Reason(branch, failure)) from failure
         enlistment.state = _AFTER[_START][enlistment.state]
         enlistment.session = session = _session(resource, branch)
         return session

@@ -51,7 +51,7 @@ _DECIDER: Final = "decider+"
 _ANY_DECIDER: Final = "decider+*"
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_LAST_S: Final = 5.0
-"""So long an application may be refused after the resource is back. A try that took longer, because nobody answered, is
+"""So long an application may be refused after the resource is back. A try that took longer, because no answer came, is
 followed by a pause as long."""
 BROKEN_OFF_S: Final = 5.0
 """How long a resource is not tried again after a caller did not want to wait for it."""
@@ -82,7 +82,7 @@ class ResourceConfig:
 
 
 def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
-    """The factory for the resource `name`; ConfigurationError when nobody registered its scheme."""
+    """The factory for the resource `name`; ConfigurationError when its scheme is not registered."""
     if config.mode not in ("two-phase", "decider"):
         raise ConfigurationError(f'resources.{name}.mode: {config.mode!r} is neither "two-phase" nor "decider"')
     if config.factory is not None:
@@ -135,9 +135,9 @@ def _registered(name: str, scheme: str, then: Callable[[Any], Any] = lambda foun
     try:
         return then(next(iter(entries)).load())
     except (ImportError, AttributeError) as error:
-        mend = "" if "install " in str(error) else "; install its package again"  # ours say which extra they need
+        advice = "" if "install " in str(error) else "; install its package again"  # ours say which extra they need
         raise ConfigurationError(
-            f"resources.{name}.url: the resource manager registered for {scheme}:// can't be loaded: {error}{mend}"
+            f"resources.{name}.url: the resource manager registered for {scheme}:// can't be loaded: {error}{advice}"
         ) from error
 
 
@@ -294,7 +294,7 @@ class Resource:
         return not self.suspect and starts_at_once(self.rm) and self.rm.starts_at_once(self.rmid)
 
     def failed(self, error: XaError) -> None:
-        """To be called with what a verb raised: after XAER_RMFAIL the calling thread of control has to open it
+        """Takes what a verb raised: after XAER_RMFAIL the calling thread of control has to open it
         again."""
         if isinstance(error, ResourceUnavailable):
             self.lost(error.message)
@@ -326,21 +326,21 @@ class Resource:
         return xa_error(Code.XAER_RMFAIL, f"{routine} raised {type(raised).__name__}: {raised}", xid)
 
     def break_off(self) -> None:
-        """Breaks its connections, if that is possible, while other threads wait for them. Nobody waits for new ones
+        """Breaks its connections, if that is possible, while other threads wait for them. No thread waits for new ones
         at once: they would be as slow."""
         if breaks_off(self.rm):
             self._retry_at = self._clock() + BROKEN_OFF_S  # without the lock: who opens it holds that, and may wait
             self.rm.break_off()
 
     def leave(self, why: str) -> None:
-        """In a fork of the process that opened it: it stays the parent's, and nobody opens it again here."""
+        """In a fork of the process that opened it: it stays the parent's, and is not opened again here."""
         self._lock = threading.Lock()
         self.state = advance(RESOURCE, self.state, ResourceVerb.CLOSE)
         self.suspect, self.why = True, why
 
     def close(self) -> None:
         """Closes the resource manager for good. An error is logged."""
-        self.state = advance(RESOURCE, self.state, ResourceVerb.CLOSE)  # nobody opens it again from here on
+        self.state = advance(RESOURCE, self.state, ResourceVerb.CLOSE)  # it is not opened again from here on
         try:
             self.rm.close("", self.rmid)
         except XaError as error:

@@ -57,8 +57,8 @@ def carried(message: Any) -> Context:
 
 def carried_spans(messages: Iterable[Any]) -> list[SpanContext]:
     """The contexts of the spans in which messages were made, as far as they carry them."""
-    told = (trace.get_current_span(carried(message)).get_span_context() for message in messages)
-    return [one for one in told if one.is_valid]
+    contexts = (trace.get_current_span(carried(message)).get_span_context() for message in messages)
+    return [one for one in contexts if one.is_valid]
 
 
 class MessageSpans:
@@ -90,9 +90,9 @@ class MessageSpans:
             OPERATION_TYPE: operation,
             QUEUE: address,
         }
-        told = getattr(message, "id", None)
-        if told is not None:
-            attributes[MESSAGE_ID] = str(told)
+        message_id = getattr(message, "id", None)
+        if message_id is not None:
+            attributes[MESSAGE_ID] = str(message_id)
         return self._tracer.start_span(
             f"{operation} {address}", above, kind, attributes, list(map(Link, links)), start_time=began_ns
         )

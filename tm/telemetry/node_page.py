@@ -1,5 +1,5 @@
 """The page `/node` of a manager: what is under way, what the last transactions spent their time on, and how its
-consumers do. JSON, for whoever has the token; the console shows it.
+consumers do. JSON, for clients with the token; the console shows it.
 
     {"node", "pid", "time", "trouble", "in_doubt",
      "waiting": 3,                                              transactions that wait for a message
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from xa.telemetry.endpoint import Page
 
 LIVE: Final = 500
-"""Live transactions that are told, the oldest first."""
+"""The most live transactions that are shown, the oldest first."""
 PHASES: Final = {
     "prepare": "prepare",
     "decision": "decide",
@@ -47,7 +47,7 @@ def node_page(observed: ObservedManager, timelines: Timelines, clock: Callable[[
     """The page. `clock` is the one of the manager's transactions."""
 
     async def page() -> Answer:
-        return Answer(200, json.dumps(_told(observed, timelines, clock())).encode() + b"\n", JSON)
+        return Answer(200, json.dumps(_content(observed, timelines, clock())).encode() + b"\n", JSON)
 
     return page
 
@@ -64,7 +64,7 @@ def phases(steps: Sequence[Step], took_s: float) -> dict[str, float]:
     return {"work": work, **{phase: last - first for phase, (first, last) in spans.items()}}
 
 
-def _told(observed: ObservedManager, timelines: Timelines, now: float) -> dict[str, Any]:
+def _content(observed: ObservedManager, timelines: Timelines, now: float) -> dict[str, Any]:
     manager = observed.manager
     live = manager.live
     working = sorted((one for one in live if not one.waits), key=lambda one: one.began_at)

@@ -96,7 +96,7 @@ class MeasuredResource:
         return self._asked("forget", xid, self._rm.forget, xid, rmid, flags)
 
     def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
-        page: Sequence[Xid] = self._told("recover", self._rm.recover, rmid, flags, count)
+        page: Sequence[Xid] = self._returned("recover", self._rm.recover, rmid, flags, count)
         return page
 
     def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
@@ -126,19 +126,19 @@ class MeasuredResource:
             self._recorder.verb(self._name, verb, began, answer, xid)
         return answer
 
-    def _told(self, verb: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _returned(self, verb: str, call: Callable[..., Any], *arguments: Any) -> Any:
         """Does what `_asked` does for calls that answer no code: to return is their success."""
         began = perf_counter()
         code: Code | None = None
         try:
-            told = call(*arguments)
+            returned = call(*arguments)
             code = Code.XA_OK
         except XaError as error:
             code = error.code
             raise
         finally:
             self._recorder.verb(self._name, verb, began, code, None)
-        return told
+        return returned
 
 
 class MeasuredDecider(MeasuredResource):
@@ -151,29 +151,29 @@ class MeasuredDecider(MeasuredResource):
         return self._rm.decider_id
 
     def hold(self, owner: Owner, lease_s: float, rmid: int, floor: int = 0, ceiling: int = 0) -> None:
-        self._told("hold", self._rm.hold, owner, lease_s, rmid, floor, ceiling)
+        self._returned("hold", self._rm.hold, owner, lease_s, rmid, floor, ceiling)
 
     def incarnations(self, node: str, rmid: int) -> Sequence[NotedIncarnation]:
-        noted: Sequence[NotedIncarnation] = self._told("incarnations", self._rm.incarnations, node, rmid)
+        noted: Sequence[NotedIncarnation] = self._returned("incarnations", self._rm.incarnations, node, rmid)
         return noted
 
     def owners(self, rmid: int) -> Sequence[Owner]:
-        owners: Sequence[Owner] = self._told("owners", self._rm.owners, rmid)
+        owners: Sequence[Owner] = self._returned("owners", self._rm.owners, rmid)
         return owners
 
     def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:
         return Code(self._asked("decide", xid, self._rm.decide, xid, rmid, record))
 
     def settle(self, gtrid: bytes, rmid: int) -> bytes | None:
-        told: bytes | None = self._told("settle", self._rm.settle, gtrid, rmid)
-        return told
+        record: bytes | None = self._returned("settle", self._rm.settle, gtrid, rmid)
+        return record
 
     def decisions(self, rmid: int, after: bytes = b"", count: int = 1000) -> Sequence[DecisionRecord]:
-        page: Sequence[DecisionRecord] = self._told("decisions", self._rm.decisions, rmid, after, count)
+        page: Sequence[DecisionRecord] = self._returned("decisions", self._rm.decisions, rmid, after, count)
         return page
 
     def end_decisions(self, gtrids: Sequence[bytes], rmid: int) -> None:
-        self._told("end_decisions", self._rm.end_decisions, gtrids, rmid)
+        self._returned("end_decisions", self._rm.end_decisions, gtrids, rmid)
 
 
 class MeasuredPorts:

@@ -94,7 +94,7 @@ class Telemetry:
         self.show(meter_provider)
 
     def show(self, meter_provider: MeterProvider | None) -> None:
-        """The metrics are told to this provider, too, from now on."""
+        """Gives the metrics to this provider, too, from now on."""
         meter = metrics.get_meter(_SCOPE, version("xabridge"), meter_provider)
         for metric in table.METRICS:
             if metric.kind == "gauge":
@@ -174,7 +174,7 @@ class Recorder:
         self._doubtful: dict[bytes, float] = {}
         """Since when a transaction is known to be in doubt, as far as somebody has asked."""
         self._observed: ObservedManager | None = None
-        for verdict in Verdict:  # a counter that begins with its first event shows no increase to whoever counts these
+        for verdict in Verdict:  # a counter that begins with its first event shows no increase
             self._record[table.COMPLETED](0, {**self._node, table.OUTCOME: verdict.name.lower()})
 
     # --- set up ---------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ class Recorder:
 
         found = self._traces.get(xid.gtrid)
         if found is None or not found.span.is_recording():
-            return  # recovery asks, or the transaction is over, or nobody looks at its spans
+            return  # recovery asks, or the transaction is over, or its spans are not recorded
         branch = found.branches.get(resource)
         if branch is None:
             branch = found.branches[resource] = _Branch(self._branch_span(found.span, resource, xid, took_s))
@@ -357,7 +357,7 @@ class Recorder:
         self._record[table.FORCE_DURATION](perf_counter() - began, attributes)
 
     def consumes(self, system: str, queue: str, outcomes: Iterable[str]) -> None:
-        """There is a consumer of `queue`: each of its outcomes is counted from 0 on, for the same reason."""
+        """Notes a consumer of `queue`: each of its outcomes is counted from 0 on, for the same reason."""
         for outcome in outcomes:
             self._record[table.CONSUMED](0, self._of_consumer(system, queue, outcome))
 

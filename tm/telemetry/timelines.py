@@ -5,7 +5,7 @@ five minutes of the last hour the SLOWEST ones: so the slowest of the hour are k
 transaction it keeps its steps: each verb that a resource manager was asked, and the force of the decision.
 
 A transaction costs one look at the clock when it begins, one for each step and one at its end. Another recording (that
-of the metrics) is told everything, too.
+of the metrics) gets everything, too.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Timeline:
 
 
 class Timelines:
-    """The `tm.recording.Recording` of a node's page. `also` is told the same."""
+    """The `tm.recording.Recording` of a node's page. `also` gets the same."""
 
     def __init__(
         self,
@@ -221,12 +221,12 @@ class Timelines:
     def recovered(self, report: Report, began: float) -> None:
         if self._also is not None:
             self._also.recovered(report, began)
-        told: dict[bytes, list[Finding]] = {}
+        found: dict[bytes, list[Finding]] = {}
         for finding in report.findings:
-            told.setdefault(finding.branch.xid.gtrid, []).append(finding)
-        ended = [gtrid for gtrid in report.ended[-LAST:] if any(map(_is_gone, told.get(gtrid, ())))]
+            found.setdefault(finding.branch.xid.gtrid, []).append(finding)
+        ended = [gtrid for gtrid in report.ended[-LAST:] if any(map(_is_gone, found.get(gtrid, ())))]
         for gtrid in ended:
-            self._keep_recovered(gtrid, told[gtrid])
+            self._keep_recovered(gtrid, found[gtrid])
 
     def _keep_recovered(self, gtrid: bytes, findings: Sequence[Finding]) -> None:
         """A transaction whose decision has ended, and of which a branch was not there any more."""

@@ -88,7 +88,7 @@ OUTCOME_CODES: Final[dict[TxVerb, dict[Verdict, TxCode]]] = {
         _V.HEUR_COMMITTED: _C.TX_HAZARD,
         _V.MIXED: _C.TX_MIXED,
         _V.HAZARD: _C.TX_HAZARD,
-        # The decision may be durable, but branches are prepared that nobody can tell now. This is the "long-lasting
+        # The decision may be durable, but prepared branches can't be reached now. This is the "long-lasting
         # network or node failure" that tx_set_commit_return speaks of: phase two is not possible, heuristic results
         # may occur. TX_COMMIT_COMPLETED promises to tell that they may have occurred. TX_OK would say that the work
         # is there, TX_ROLLBACK that it may be done again; both may lose or double it.

@@ -312,7 +312,7 @@ def test_what_was_called_and_has_not_run_is_a_failure(function: Any, has_middlew
             yield
 
     with TestApp(app) as test:
-        with pytest.raises(ProtocolMisuse, match=r"has returned a (coroutine|generator), which nobody runs"):
+        with pytest.raises(ProtocolMisuse, match=r"has returned a (coroutine|generator), which would not run"):
             test.deliver("orders", 7)
         assert (test.waiting("orders"), test.sent("done")) == (1, [])
 
