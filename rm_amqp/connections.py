@@ -141,7 +141,7 @@ class Connections(Generic[C]):
             pool.release(pooled, keep=keep)
 
     def new_pool(self, settings: Settings) -> ChannelPool[C]:
-        """A pool of channels. Whoever takes another one beside `pool` has to close it."""
+        """A pool of channels. The caller that takes another one beside `pool` has to close it."""
         if self._connector is None:
             raise xa_error(Code.XAER_PROTO, NOT_OPEN)
         pool = ChannelPool(settings, self._connector, self.environment.clock, self._open_channel)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 REPORT_PAGE: Final = 100
 """Branches that are asked for at a time, with what each of them holds."""
 
-_MEND: Final = "follow the message: credentials, permissions, or a broker with these transactions"
+_ADVICE: Final = "follow the message: credentials, permissions, or a broker with these transactions"
 
 
 def in_doubt_branch(details: Details, now_s: float) -> InDoubtBranch:
@@ -49,7 +49,7 @@ def diagnose(settings_of: Callable[[], Settings], try_it: Callable[[], None]) ->
         settings = settings_of()
         try_it()
     except XaError as error:
-        return not_opened(error, "usable", _MEND, server="broker")
+        return not_opened(error, "usable", _ADVICE, server="broker")
     return Diagnosis(tuple(_usable(settings, "distributed transactions")))
 
 
@@ -83,12 +83,12 @@ def diagnose_decider(settings_of: Callable[[], Settings], look: Callable[[], Tok
         settings = settings_of()
         tokens = look()
     except XaError as error:
-        return not_opened(error, "usable", _MEND, server="broker")
+        return not_opened(error, "usable", _ADVICE, server="broker")
     checks = [*_usable(settings, "local transactions"), _tokens(settings, tokens)]
     for slot in tokens.unseen:
-        mend = "look again; if it stays like this, name another token_queue as soon as nothing is in doubt"
+        advice = "look again; if it stays like this, name another token_queue as soon as nothing is in doubt"
         found = f"none can be seen in {settings.token_queue}.{slot}: a client holds it at this moment, or it is lost"
-        checks.append(Check(Health.WARN, "token", found, mend))
+        checks.append(Check(Health.WARN, "token", found, advice))
     return Diagnosis(tuple(checks))
 
 
@@ -97,8 +97,8 @@ def _usable(settings: Settings, what: str) -> Iterator[Check]:
     where = ("amqps://" if settings.tls else "amqp://") + ",".join(map(str, settings.brokers))
     yield Check(Health.OK, "usable", f"{where}: {what}, {who}")
     if settings.plain_without_tls and not settings.tls:
-        mend = "use amqps://, and remove plain_without_tls"
-        yield Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", mend)
+        advice = "use amqps://, and remove plain_without_tls"
+        yield Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", advice)
 
 
 def _tokens(settings: Settings, tokens: TokenSummary) -> Check:

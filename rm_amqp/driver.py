@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from dtx.protocol.commands import MAX_PAGE, Commit, Forget, GetTimeout, Prepare, Recover, Rollback
 from dtx.protocol.conditions import RefusedError
 from dtx.protocol.replies import Recovered
-from dtx.protocol.replies import Result as Told
+from dtx.protocol.replies import Result as BrokerResult
 from rm_amqp.channel.channel import DistributedChannel, open_distributed
 from rm_amqp.channel.encoded_commands import coordination
 from rm_amqp.channel.work import ENDED, Work, WorkEvent
@@ -106,7 +106,7 @@ class AmqpDriver(Driver[BranchWork]):
 
     @property
     def identity(self) -> str:
-        """Starts that nobody waits for can't be joined in time: with `ahead` every instance stands for itself, and has
+        """Starts without a wait can't be joined in time: with `ahead` every instance stands for itself, and has
         branches of its own in a transaction."""
         settings = self.connections.settings
         return f"{settings.identity}#{self.connections.container}" if settings.ahead else settings.identity
@@ -206,8 +206,8 @@ class AmqpDriver(Driver[BranchWork]):
             self.leave(work)
             refusal = error.refusal
             if refusal.code not in ROLLBACK_CODES:  # it is no branch of ours: nothing of it can be prepared
-                told = f"end: {refusal.description or refusal.condition}"
-                raise xa_error(Code.XAER_RMERR, told, work.xid) from None
+                message = f"end: {refusal.description or refusal.condition}"
+                raise xa_error(Code.XAER_RMERR, message, work.xid) from None
             raise refusal_error("end", refusal, work.xid) from None
         except (ConnectionLost, TimedOut) as why:
             raise lost_error("end", why, work.xid) from None
@@ -356,7 +356,7 @@ def _error(verb: str, error: RefusedError | ConnectionLost | TimedOut, xid: Xid 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingOutcome:
-    """A command that was sent, and whose answer nobody has waited for: a `Pending` of the switch."""
+    """A command that was sent, and whose answer is not collected yet: a `Pending` of the switch."""
 
     driver: AmqpDriver
     verb: str
@@ -381,9 +381,9 @@ class PendingOutcome:
         except (RefusedError, ConnectionLost, TimedOut) as error:
             result = _error(verb, error, xid)
         else:
-            if not isinstance(reply, Told):  # the answer to another question: nobody knows what was done
-                told = f"{verb}: the broker answered something else{LEFT_BEHIND.get(verb, '')}"
-                result = xa_error(Code.XAER_RMFAIL, told, xid)
+            if not isinstance(reply, BrokerResult):  # the answer to another question: it is unknown what was done
+                message = f"{verb}: the broker answered something else{LEFT_BEHIND.get(verb, '')}"
+                result = xa_error(Code.XAER_RMFAIL, message, xid)
             elif reply.code in EXCEPTIONS:
                 result = xa_error(reply.code, f"{verb}: {_MEANT.get(verb, 'the broker says so')}", xid)
             else:
@@ -398,7 +398,7 @@ class PendingOutcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingVote:
-    """An end with prepare that was sent, and whose vote nobody has waited for: a `Pending` of the switch."""
+    """An end with prepare that was sent, and whose vote is not collected yet: a `Pending` of the switch."""
 
     driver: AmqpDriver
     work: BranchWork

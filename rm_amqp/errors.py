@@ -29,7 +29,7 @@ class Cause(Enum):
 class ConnectionLost(Exception):
     """There is no connection, or not any more. What was asked over it was carried out, or it was not.
 
-    UNUSABLE: the broker was reached, and credentials or settings have to be mended before a connection can be made.
+    UNUSABLE: the broker was reached, and credentials or settings have to be corrected before a connection can be made.
     """
 
     def __init__(self, cause: Cause, message: str) -> None:
@@ -60,7 +60,7 @@ _OPENS: Final = frozenset({"open", "start"})
 """Verbs at which a broker that can be reached and not used is XAER_RMERR. At the others that code would say something
 of the branch: at commit and rollback, that its work was rolled back."""
 _UNDECIDED: Final = frozenset({"commit", "rollback"})
-"""Verbs for which a refusal means that nothing was done: what became of a branch is told as a result."""
+"""Verbs for which a refusal means that nothing was done: the outcome of a branch comes as a result."""
 LEFT_BEHIND: Final = {
     **dict.fromkeys(("start", "work", "end"), "; the branch was not prepared and is rolled back"),
     **dict.fromkeys(("prepare", "commit", "rollback"), "; its outcome is unknown here, and recovery finishes it"),

@@ -82,12 +82,12 @@ class ManagementClient:
         """The answer to a request. `_` in the name of an argument stands for `-`. RefusedError: nothing was done.
         XaError with XAER_RMFAIL: it is unknown whether it was done."""
         self._number += 1
-        told: Map = {"operation": operation}
+        properties: Map = {"operation": operation}
         for name, value in arguments.items():
-            told[name.replace("_", "-")] = Ulong(value) if type(value) is int else value
+            properties[name.replace("_", "-")] = Ulong(value) if type(value) is int else value
         octets = (
             encode(Described(Ulong(PROPERTIES), [None, None, None, None, self._replies.address, Ulong(self._number)]))
-            + encode(Described(Ulong(APPLICATION_PROPERTIES), told))
+            + encode(Described(Ulong(APPLICATION_PROPERTIES), properties))
             + value_message(encode(None))
         )
         deadline = time.monotonic() + self._timeout_s
@@ -146,7 +146,7 @@ async def _attach(endpoint: Endpoint, deadline: float) -> tuple[Receiver, Sender
             endpoint.lose("the broker did not answer in time", Cause.UNREACHABLE)
         endpoint.check()
         if link.refusal is not None:
-            told = f"{link.refusal.condition}: {link.refusal.description}"
-            endpoint.lose(f"the broker has no management node ({told})", Cause.UNUSABLE)
+            reason = f"{link.refusal.condition}: {link.refusal.description}"
+            endpoint.lose(f"the broker has no management node ({reason})", Cause.UNUSABLE)
             endpoint.check()
     return replies, requests

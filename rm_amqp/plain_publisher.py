@@ -34,7 +34,7 @@ CLOSE_S: Final = 2.0
 
 @dataclass(slots=True)
 class Delivery:
-    """One message: its address and octets, and what came of it. `topic`: the address is one, and no queue. `confirmed`:
+    """One message: its address and octets, and its result. `topic`: the address is one, and no queue. `confirmed`:
     the broker has it. `refusal`: why it has not, and `final` whether it would refuse it again. Neither: it is
     unknown."""
 
@@ -80,7 +80,7 @@ class PlainPublisher:
         return Endpoint(self.settings, broker, name, self._clock, os.urandom, self._tls)
 
     def send(self, deliveries: Sequence[Delivery], deadline: float) -> None:
-        """Sends them, and waits until the broker has told the outcome of each, at most until `deadline`.
+        """Sends them, and waits until the broker has sent the outcome of each, at most until `deadline`.
         ConnectionLost, TimedOut: of those without an outcome it is unknown; the connection is given up."""
         connection = self._connection
         if connection is None:
@@ -142,8 +142,8 @@ class PlainPublisher:
         """The broker has closed the link, or never opened it."""
         self._senders = {known: one for known, one in self._senders.items() if one is not sender}
         why = sender.refusal
-        told = f"{why.description or why.condition} ({why.condition})" if why is not None else "no reason was given"
-        delivery.refuse(f"the broker has no link to {sender.address}: {told}")
+        reason = f"{why.description or why.condition} ({why.condition})" if why is not None else "no reason was given"
+        delivery.refuse(f"the broker has no link to {sender.address}: {reason}")
 
     def keep_alive(self) -> None:
         """ConnectionLost: the connection is lost. Idle connections are kept alive by a thread of their own."""
@@ -183,10 +183,10 @@ def _judge(delivery: Delivery, answer: Answer) -> None:
             final = refusal.condition == Condition.MESSAGE_SIZE
             delivery.refuse(f"{refusal.description or refusal.condition} ({refusal.condition})", final=final)
     elif answer.code == REJECTED:
-        told = (
+        reason = (
             f"{refusal.description or refusal.condition} ({refusal.condition})" if refusal is not None else "rejected"
         )
-        delivery.refuse(told)
+        delivery.refuse(reason)
     else:  # released or modified: RabbitMQ says so of a message that no queue takes
         delivery.refuse(
             f"the broker gave the message for {delivery.address} back (outcome {answer.code:#x}): no queue takes it"

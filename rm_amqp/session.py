@@ -148,7 +148,7 @@ class Operations:
 
     @staticmethod
     def close(receiver: Browser) -> Operation[None]:
-        """It is not needed any more."""
+        """Gives it up."""
 
         async def steps(_links: MessageLinks, _work: Work | None) -> None:
             receiver.close()
@@ -172,11 +172,11 @@ class Operations:
 
         async def steps(links: MessageLinks, work: Work | None) -> None:
             held = _held(links, work, message)
-            told = modify(failed=True, undeliverable=False, annotations={Symbol(RETRY_REASON): reason})
+            modified = modify(failed=True, undeliverable=False, annotations={Symbol(RETRY_REASON): reason})
             if links.offers(OUTCOMES_OF_ROLLBACK):
-                held.rolled_back = told
+                held.rolled_back = modified
             elif links.offers(FAILURE_REASONS):
-                held.outcome = told
+                held.outcome = modified
 
         return steps
 
@@ -190,20 +190,20 @@ class Operations:
             notes: Map = {Symbol(RETRY_APART): True}
             if reason:
                 notes[Symbol(RETRY_REASON)] = reason
-            told = modify(failed=False, undeliverable=False, annotations=notes)
+            modified = modify(failed=False, undeliverable=False, annotations=notes)
             if messages is None:
                 links.check_work(work)
                 excused = [held for held in _branch_of(work).held.values() if not held.rolled_back]
             else:
                 excused = [_held(links, work, message) for message in messages]
             for held in excused:
-                held.rolled_back = told
+                held.rolled_back = modified
             return True
 
         return steps
 
     def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> Operation[None]:
-        told: Map = {
+        noted: Map = {
             Symbol(f"x-opt-dead-{name.removesuffix('-ms')}"): _annotation(name, value)
             for name, value in annotations.items()
         }
@@ -211,7 +211,7 @@ class Operations:
         async def steps(links: MessageLinks, work: Work | None) -> None:
             octets = _held(links, work, message).arrived.octets
             octets = with_header(octets, read_header(octets), delivery_count=0, ttl_ms=None)
-            octets = with_message_annotations(octets, told, without=RETRIED)
+            octets = with_message_annotations(octets, noted, without=RETRIED)
             await links.send(address, octets, work, self.deadline(None))
 
         return steps
@@ -219,14 +219,14 @@ class Operations:
     def put_off(
         self, message: Message, address: str, delay_ms: int, annotations: Mapping[str, str | int]
     ) -> Operation[None]:
-        told: Map = {Symbol(name): _plain_annotation(value) for name, value in annotations.items()}
-        told[Symbol(DELIVERY_DELAY)] = Long(delay_ms)
+        noted: Map = {Symbol(name): _plain_annotation(value) for name, value in annotations.items()}
+        noted[Symbol(DELIVERY_DELAY)] = Long(delay_ms)
 
         async def steps(links: MessageLinks, work: Work | None) -> None:
             octets = _held(links, work, message).arrived.octets
             header = read_header(octets)
             octets = with_header(octets, header, delivery_count=0, ttl_ms=header.ttl_ms)
-            octets = with_message_annotations(octets, told)
+            octets = with_message_annotations(octets, noted)
             await links.send(address, octets, work, self.deadline(None))
 
         return self.delayed(steps)
@@ -324,16 +324,16 @@ class Session:
         self.run(self.operations.put_off(message, address, delay_ms, annotations), later=True)
 
     def explain(self, message: Message, reason: str) -> None:
-        """Tells what a received message has failed with, before its branch is rolled back, and only then: whoever gets
-        the message next finds it among its `instructions`, as `x-opt-retry-reason`. A broker that does not say that it
-        can do so is not told."""
+        """Tells what a received message has failed with, before its branch is rolled back, and only then: the receiver
+        that gets it next finds it among its `instructions`, as `x-opt-retry-reason`. A broker that does not say that it
+        can do so gets nothing."""
         self.run(self.operations.explain(message, reason), later=True)
 
     def excuse(self, messages: Sequence[Message] | None, reason: str = "") -> bool:
         """Tells that received messages are not to be counted as delivered in vain, should their branch be rolled back,
-        until `explain` is called for one of them. None: all of which nothing was said. Who gets one next finds among
-        its `instructions` that it is to be handled alone (`x-opt-retry-apart`), and the reason. False: the broker can't
-        do that, and counts them."""
+        until `explain` is called for one of them. None: all of which nothing was said. The next receiver of one finds
+        among its `instructions` that it is to be handled alone (`x-opt-retry-apart`), and the reason. False: the broker
+        can't do that, and counts them."""
         return self.run(self.operations.excuse(messages, reason), later=True)
 
     # -- in bulk
@@ -462,7 +462,7 @@ class AsyncSession:
 
 
 def _taken(links: MessageLinks, work: Work | None, arrived: Arrived, *, first: bool = True) -> Message:
-    """The message is the application's. XAER_RMERR: nobody can read it; where it is the `first`, it is refused."""
+    """The message is the application's. XAER_RMERR: it can't be decoded; where it is the `first`, it is refused."""
     if work is None:
         links.settle(arrived)
         return read(arrived.octets)
@@ -489,7 +489,7 @@ def _annotation(name: str, value: str | int) -> str | Timestamp | Ulong:
 
 
 def _held(links: MessageLinks, work: Work | None, message: Message) -> Held:
-    """A message whose outcome is not told yet."""
+    """A message whose outcome is not sent yet."""
     links.check_work(work)
     held = work.held.get(id(message)) if work is not None else None
     if held is None:

@@ -150,12 +150,12 @@ OPTIONS: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
     "idle_timeout": ("idle_timeout_s", seconds),  # a silent broker is given up after this
     "channels": ("channels", count(1, MAX_CHANNELS)),  # how many threads of control can be at work
     "prefetch": ("prefetch", count(0, MAX_PREFETCH)),  # messages that are sent ahead of their receipt
-    "ahead": ("ahead", flag),  # start does not wait; what is wrong with it is told by work, or end
+    "ahead": ("ahead", flag),  # start does not wait; what is wrong with it is raised by work, or end
     "branch_timeout": ("branch_timeout_s", count(0, 2**31)),  # until a branch must be prepared; 0: the broker's
     "ca": ("ca", plain),  # TLS: who may sign the broker's certificate, PEM
     "cert": ("certificate", plain),  # TLS: our certificate, PEM
     "key": ("key", plain),  # TLS: its key, PEM
-    "plain_without_tls": ("plain_without_tls", flag),  # the password may be told without TLS
+    "plain_without_tls": ("plain_without_tls", flag),  # the password may be sent without TLS
     "token_queue": ("token_queue", queue_name),  # of a broker that decides: where its tokens are
     "slots": ("slots", count(1, MAX_SLOTS)),  # of a broker that decides: how many tokens are made, at first
     "topic": ("topic", queue_name),  # Azure Service Bus decides: the topic whose subscriptions are the queues

@@ -64,4 +64,4 @@ def refusals(what: str, value: Any, depth: int = 0) -> Iterator[str]:
 def _instead(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return "send dataclasses.asdict(value)"
-    return next((mend for kinds, mend in _INSTEAD if isinstance(value, kinds)), _OTHERWISE)
+    return next((advice for kinds, advice in _INSTEAD if isinstance(value, kinds)), _OTHERWISE)

@@ -23,11 +23,11 @@ WORD: Final = re.compile(r"(?<![a-z])(told|heard|mend(?:s|ed)?|nobody|whoever|wh
 WORDS: Final = {
     "bench": 0,
     "dtx": 31,
-    "rm_amqp": 219,
+    "rm_amqp": 122,
     "rm_db": 0,
     "rm_delta": 0,
     "rm_openwire": 0,
-    "tests": 2179,
+    "tests": 2178,
     "tm": 80,
     "tools": 7,
     "xa": 17,

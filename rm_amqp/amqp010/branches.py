@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xa import Code, Xid
 
 MAX_PREPARED: Final = 10_000
-"""Prepared branches that are remembered; others complete them, maybe, and nobody tells us."""
+"""Prepared branches that are remembered; others may complete them without our knowledge."""
 MARGIN: Final = 0.1
 """The part of a branch's time that is left to the broker's clock."""
 

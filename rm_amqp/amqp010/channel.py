@@ -374,8 +374,8 @@ def connect(settings: Settings010, deadline: float, clock: Callable[[], float] =
         except TimedOut as why:
             wrong.append(str(why))
         except Refused as why:
-            told = f"the broker at {broker} has no distributed transactions: {why.description}"
-            raise ConnectionLost(Cause.UNUSABLE, told) from None
+            message = f"the broker at {broker} has no distributed transactions: {why.description}"
+            raise ConnectionLost(Cause.UNUSABLE, message) from None
         except ConnectionLost as why:
             if why.cause is Cause.UNUSABLE:
                 raise

@@ -164,8 +164,8 @@ class Connection:
         header = self._begun[: len(PROTOCOL)]
         if header != PROTOCOL:
             if header.startswith(b"AMQP"):
-                told = f"offers AMQP {'.'.join(map(str, header[5:]))}, not 0-10; switch on 0-10 at this port"
-                raise ConnectionLost(Cause.UNUSABLE, f"the broker at {self._where} {told}")
+                reason = f"offers AMQP {'.'.join(map(str, header[5:]))}, not 0-10; switch on 0-10 at this port"
+                raise ConnectionLost(Cause.UNUSABLE, f"the broker at {self._where} {reason}")
             raise WireError(f"it begins with {protocol_of(header)}")
         self.state = START
         return self._begun[len(PROTOCOL) :]
@@ -198,8 +198,8 @@ class Connection:
                 self._control(ConnectionCloseOk())
                 raise self._closed(code or 0, text or "")
             case ConnectionRedirect(host=host):
-                told = f"redirects to {printable(host or '')}; put that address into the open string"
-                raise ConnectionLost(Cause.UNUSABLE, f"the broker at {self._where} {told}")
+                reason = f"redirects to {printable(host or '')}; put that address into the open string"
+                raise ConnectionLost(Cause.UNUSABLE, f"the broker at {self._where} {reason}")
         target = HANDSHAKE.get((self.state, type(control)))
         if target is None:
             raise WireError(f"{type(control).__name__} where {self.state.value} is awaited")
@@ -219,12 +219,12 @@ class Connection:
         cause = Cause.LOST if self.state is OPEN else Cause.UNUSABLE
         words = printable(text)
         if self.state is SECURE:
-            told = f"refuses {self._mechanism} as {self._policy.user or 'nobody'!r}: {words or code}"
+            reason = f"refuses {self._mechanism} as {self._policy.user or 'anonymous'!r}: {words or code}"
         elif code == INVALID_PATH:
-            told = f"has no virtual host {self._virtual_host!r}: {words}; it is the path of the open string"
+            reason = f"has no virtual host {self._virtual_host!r}: {words}; it is the path of the open string"
         else:
-            told = f"closed the connection: {words or 'without a word'} ({code})"
-        return ConnectionLost(cause, f"the broker at {self._where} {told}")
+            reason = f"closed the connection: {words or 'without a word'} ({code})"
+        return ConnectionLost(cause, f"the broker at {self._where} {reason}")
 
     # --- SASL ---------------------------------------------------------------------------------------------------
     def _start(self, start: ConnectionStart) -> None:

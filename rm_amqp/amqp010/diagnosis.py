@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rm_amqp.amqp010.settings import Settings010
 
-_MEND: Final = "follow the message: credentials, the virtual host, or a broker with AMQP 0-10"
+_ADVICE: Final = "follow the message: credentials, the virtual host, or a broker with AMQP 0-10"
 TESTED: Final = "Broker-J"
 
 
@@ -28,9 +28,9 @@ def diagnose(open_string: str) -> Diagnosis:
         driver.look(open_string)
         timers = [xid for xid, timeout_s in driver.timers() if timeout_s]
     except (ConnectionLost, TimedOut, Refused) as why:
-        return not_opened(xa_error(Code.XAER_RMFAIL, str(why)), "usable", _MEND, server="broker")
+        return not_opened(xa_error(Code.XAER_RMFAIL, str(why)), "usable", _ADVICE, server="broker")
     except XaError as error:
-        return not_opened(error, "usable", _MEND, server="broker")
+        return not_opened(error, "usable", _ADVICE, server="broker")
     finally:
         driver.drop()
     return Diagnosis(tuple(_checks(settings, driver.server, len(timers))))
@@ -43,13 +43,13 @@ def _checks(settings: Settings010, server: dict[str, object], timers: int) -> It
     if TESTED in product:
         yield Check(Health.OK, "broker", product)
     else:
-        mend = "test it as docs/qpid.md says before you rely on it"
-        yield Check(Health.WARN, "broker", f"{product or 'it does not say what it is'}: never tried with this", mend)
+        advice = "test it as docs/qpid.md says before you rely on it"
+        yield Check(Health.WARN, "broker", f"{product or 'it does not say what it is'}: never tried with this", advice)
 
     if timers:
-        mend = "open the resource once: timers of branches of ours are stopped then; others' are their owners' matter"
+        advice = "open the resource once: timers of branches of ours are stopped then; others' are their owners' matter"
         found = f"{timers} prepared branches have a timer that rolls them back"
-        yield Check(Health.WARN, "timers", found, mend)
+        yield Check(Health.WARN, "timers", found, advice)
     else:
         yield Check(Health.OK, "timers", "no prepared branch has a timer that rolls it back")
     if not settings.branch_timeout_s:
@@ -58,5 +58,5 @@ def _checks(settings: Settings010, server: dict[str, object], timers: int) -> It
     found = "the broker does not list unprepared branches, tells no holdings, and completes nothing by hand"
     yield Check(Health.OK, "limits", found)
     if settings.plain_without_tls and not settings.tls:
-        mend = "use amqp010s://, and remove plain_without_tls"
-        yield Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", mend)
+        advice = "use amqp010s://, and remove plain_without_tls"
+        yield Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", advice)

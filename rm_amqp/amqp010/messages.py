@@ -3,7 +3,7 @@
 A body is text, octets, a map, a list, or nothing: the content type says which of them it is. What AMQP 0-10 has no
 field for stands in the application headers: `qpid.subject`, `JMSXGroupID`, `JMSXGroupSeq` as Qpid's clients have them,
 the others with `x-amqp-`, and message annotations that begin with `x-opt-` under their own names. Whatever can't be
-told is refused.
+sent is refused.
 
 Every message is sent persistent. A branch that is prepared has to be there after the broker's restart, and Broker-J
 would say that it is, without the messages.
@@ -104,7 +104,7 @@ def _properties(message: Message) -> MessageProperties:
 
     if message.instructions:
         raise ValueError("delivery annotations (instructions) have no place there")
-    told = {
+    further = {
         SUBJECT: message.subject,
         GROUP: message.group_id,
         SEQUENCE: _sequence(message.group_sequence) if message.group_sequence else None,
@@ -112,7 +112,7 @@ def _properties(message: Message) -> MessageProperties:
         ID: None if isinstance(message.id, UUID) else message.id,
         CORRELATION: message.correlation_id if isinstance(message.correlation_id, int | UUID) else None,
     }
-    headers.update((name, value) for name, value in told.items() if value is not None)
+    headers.update((name, value) for name, value in further.items() if value is not None)
     return MessageProperties(
         message_id=message.id if isinstance(message.id, UUID) else None,
         correlation_id=_octets(message.correlation_id),
@@ -136,14 +136,14 @@ def _octets(value: int | str | bytes | UUID | None) -> bytes | None:
 
 def _typed(properties: MessageProperties, kind: str | None, message: Message) -> MessageProperties:
     """The properties with the body's content type. For text and octets it is the application's, if that says one."""
-    told = message.content_type
-    if told is not None and kind in {MAP, LIST} and told != kind:
-        raise ValueError(f"a {type(message.body).__name__} has the content type {kind}, not {told}")
+    given = message.content_type
+    if given is not None and kind in {MAP, LIST} and given != kind:
+        raise ValueError(f"a {type(message.body).__name__} has the content type {kind}, not {given}")
     return MessageProperties(
         message_id=properties.message_id,
         correlation_id=properties.correlation_id,
         reply_to=properties.reply_to,
-        content_type=told if told is not None else kind,
+        content_type=given if given is not None else kind,
         content_encoding=properties.content_encoding,
         user_id=properties.user_id,
         application_headers=properties.application_headers,
@@ -151,7 +151,7 @@ def _typed(properties: MessageProperties, kind: str | None, message: Message) ->
 
 
 def _check_body(properties: MessageProperties, body: bytes) -> None:
-    """ValueError: the body is not what the properties say, and whoever gets the message could not read it."""
+    """ValueError: the body is not what the properties say, and its receiver could not read it."""
     content_type = properties.content_type
     if content_type in _STRUCTURED:
         try:

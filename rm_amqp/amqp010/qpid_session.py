@@ -80,13 +80,13 @@ class QpidSession:
         """Refused: this broker rejects outside of transactions, so that a message would be gone though the branch was
         rolled back."""
         self._run(lambda work: _held(work, message))
-        told = "work: this broker has no rejection inside of a transaction; name a queue for dead letters, or take it"
-        raise xa_error(Code.XAER_INVAL, told)
+        why = "work: this broker has no rejection inside of a transaction; name a queue for dead letters, or take it"
+        raise xa_error(Code.XAER_INVAL, why)
 
     def modify(self, message: Message, *, failed: bool = True, undeliverable: bool = False) -> None:
         if undeliverable:
-            told = "work: AMQP 0-10 has no `undeliverable`; name a queue for dead letters, or release the message"
-            raise xa_error(Code.XAER_INVAL, told)
+            why = "work: AMQP 0-10 has no `undeliverable`; name a queue for dead letters, or release the message"
+            raise xa_error(Code.XAER_INVAL, why)
         self._decide(message, Outcome.FAIL if failed else Outcome.RELEASE)
 
     def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
@@ -133,7 +133,7 @@ def _read(work: Work, arrived: list[Transfer]) -> list[Message]:
 
 
 def _held(work: Work, message: Any) -> ReceivedMessage:
-    """A message whose outcome is not told yet."""
+    """A message whose outcome is not sent yet."""
     held = work.held.get(id(message))
     if held is None:
         raise xa_error(Code.XAER_PROTO, "work: this message was not received here, or it is settled already")

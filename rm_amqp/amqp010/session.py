@@ -109,7 +109,7 @@ class Session:
     """The peer takes no messages now."""
     arrived: deque[Transfer] = field(default_factory=deque)
     results: dict[int, Struct | None] = field(default_factory=dict)
-    """By the number of the command; whoever waits for one takes it out."""
+    """By the number of the command; the waiting caller takes it out."""
     rejected: dict[int, str] = field(default_factory=dict)
     """Transfers of ours that the peer did not route, and its words."""
     outstanding: set[int] = field(default_factory=set)
@@ -118,7 +118,7 @@ class Session:
     _incoming: int | None = None
     """The number of the peer's next command."""
     _processed: list[tuple[int, int]] = field(default_factory=list)
-    """The peer's commands that we have taken, and have not told it of."""
+    """The peer's commands that we have taken, and have not reported to it."""
 
     def attach(self) -> None:
         """Begins the session. Commands may follow at once."""
@@ -164,7 +164,7 @@ class Session:
         match control:
             case SessionAttached(name=name):
                 if self.state is not SessionState.ATTACHING or name != self.name:
-                    raise WireError("an attached session that nobody attached")
+                    raise WireError("an attached session without our attach")
                 self.state = SessionState.ATTACHED
             case SessionDetached(code=code):
                 self.state, self.detach_code = SessionState.ENDED, code or 0
@@ -194,7 +194,7 @@ class Session:
         """Takes a command; WireError where it makes no sense."""
         command, sync = read_command(assembly.method)
         if self._incoming is None:
-            raise WireError("a command before its number was told")
+            raise WireError("a command before its number was set")
         number = self._incoming
         self._incoming = (number + 1) % NUMBERS
 

@@ -88,7 +88,7 @@ OPTIONS: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
     "ca": ("ca", plain),  # TLS: who may sign the broker's certificate, PEM
     "cert": ("certificate", plain),  # TLS: our certificate, PEM
     "key": ("key", plain),  # TLS: its key, PEM
-    "plain_without_tls": ("plain_without_tls", flag),  # the password may be told without TLS
+    "plain_without_tls": ("plain_without_tls", flag),  # the password may be sent without TLS
 }
 """Option → the field of Settings010, and how its text is read. `password_env` names an environment variable."""
 

@@ -1,6 +1,6 @@
 """One association's work over a channel, and what is received and sent under it.
 
-What became of received messages is told with the end, in one write: only then is it part of the branch. So a client
+The outcomes of received messages are sent with the end, in one write: only then is it part of the branch. So a client
 that dies before the end loses nothing: the broker gives the messages back when its session is gone. Had it accepted
 them earlier, they would stay in an unfinished branch that no recovery lists.
 """
@@ -94,7 +94,7 @@ class Work:
             return found
         self._credit(destination, count)
         channel.wait_until(lambda session: any(_of(session, destination)), until)
-        if sum(1 for _ in _of(session, destination)) < count:  # credit is left: nothing may come when nobody waits
+        if sum(1 for _ in _of(session, destination)) < count:  # credit is left: nothing may come outside of a wait
             channel.wait_complete(channel.send(MessageFlush(destination), sync=True), patience)
         return _taken(session, destination)
 
@@ -124,10 +124,10 @@ class Work:
                 raise xa_error(Code.XAER_INVAL, f"work: the broker has no queue {address!r}; make it there first")
             channel.addresses[address] = found.durable
         if durable and not channel.addresses[address]:
-            told = (
+            message = (
                 f"work: the queue {address!r} is not durable: what is prepared would be lost when the broker restarts"
             )
-            raise xa_error(Code.XAER_RMERR, told)
+            raise xa_error(Code.XAER_RMERR, message)
 
     def browse(self, address: str, patience: float) -> Iterator[list[Transfer]]:
         """The messages that are available, in pages."""
@@ -180,9 +180,9 @@ class Work:
     def unrouted(self) -> str:
         """Why the broker did not take what was sent; "" where it did."""
         rejected = self.channel.session.rejected
-        told = [rejected.pop(number) for number in sorted(self.sent) if number in rejected]
+        reasons = [rejected.pop(number) for number in sorted(self.sent) if number in rejected]
         self.sent.clear()
-        return told[0] if told else ""
+        return reasons[0] if reasons else ""
 
 
 def _of(session: Session, destination: str) -> Iterator[Transfer]:

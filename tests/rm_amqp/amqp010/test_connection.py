@@ -152,7 +152,7 @@ def test_a_server_that_does_not_prove_that_it_knows_the_password() -> None:
 REFUSALS: dict[str, tuple[list[Control], bytes, str, Cause]] = {
     "a redirect": ([], control(REDIRECT), REDIRECTED, Cause.UNUSABLE),
     "a redirect at the open": ([START, TUNE], control(REDIRECT), REDIRECTED, Cause.UNUSABLE),
-    "who we are": ([START], control(ConnectionClose(320, "no")), "refuses ANONYMOUS as 'nobody': no", Cause.UNUSABLE),
+    "our name": ([START], control(ConnectionClose(320, "no")), "refuses ANONYMOUS as 'anonymous': no", Cause.UNUSABLE),
     "the host": ([START, TUNE], control(ConnectionClose(402, "no")), "has no virtual host 'orders'", Cause.UNUSABLE),
     "a close": ([START, TUNE, OPENED], control(ConnectionClose(320, "bye\n")), "closed the connection", Cause.LOST),
     "a tune too early": ([], control(TUNE), NONSENSE, Cause.LOST),
