@@ -22,7 +22,7 @@ BLOCK: Final = re.compile(rf"(?:^ +\S.*\n){{{LONG + 1}}}", re.MULTILINE)
 WORD: Final = re.compile(r"(?<![a-z])(told|heard|mend(?:s|ed)?|nobody|whoever|what came of)(?![a-z])", re.IGNORECASE)
 WORDS: Final = {
     "bench": 0,
-    "dtx": 31,
+    "dtx": 1,
     "rm_amqp": 122,
     "rm_db": 0,
     "rm_delta": 0,

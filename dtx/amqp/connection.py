@@ -120,13 +120,13 @@ class Connection:
         self._disposing: dict[Session, None] = {}
         self._idle_timeout_ms = idle_timeout_ms
         self._remote_idle_ms = 0
-        self._heard = self._said = True
+        self._has_received = self._has_sent = True
         self._silent_at_ms = self._beat_at_ms = 0
 
     # -- octets
     def feed(self, octets: bytes) -> None:
         """Takes what the peer sent."""
-        self._heard = True
+        self._has_received = True
         if self.state not in _DEAF:
             self._reader.feed(octets)
 
@@ -188,7 +188,7 @@ class Connection:
         octets = b"".join(self._output) if len(self._output) > 1 else self._output[0]
         self._output.clear()
         self.output_octets = 0
-        self._said = True
+        self._has_sent = True
         return octets
 
     def flush(self) -> None:
@@ -298,11 +298,11 @@ class Connection:
         due = []
         if self._idle_timeout_ms and self.state not in _DEAF:
             self._silent_at_ms += held_ms
-            if self._heard:
-                self._heard = False
+            if self._has_received:
+                self._has_received = False
                 self._silent_at_ms = now_ms + self._idle_timeout_ms
             elif now_ms >= self._silent_at_ms:
-                message = f"nothing was heard for {self._idle_timeout_ms} ms"
+                message = f"nothing was received for {self._idle_timeout_ms} ms"
                 self._fail(ProtocolError(Scope.CONNECTION, Condition.RESOURCE_LIMIT, message))
                 return 0
             due.append(self._silent_at_ms)
@@ -310,11 +310,11 @@ class Connection:
         if self._remote_idle_ms and self.state is OPENED:
             # What was said between two calls may have been said just behind the first: a quarter of the peer's time
             # between the calls makes it half of that time at most in which it is sent nothing.
-            if not self._said and now_ms >= self._beat_at_ms:
+            if not self._has_sent and now_ms >= self._beat_at_ms:
                 self.write(HEARTBEAT)
-                self._said = True
-            if self._said:
-                self._said = False
+                self._has_sent = True
+            if self._has_sent:
+                self._has_sent = False
                 self._beat_at_ms = now_ms + self._remote_idle_ms // 4
             due.append(self._beat_at_ms)
         return min(due, default=0)
@@ -361,9 +361,9 @@ class Connection:
         except ProtocolError as error:
             if error.scope is Scope.CONNECTION:
                 raise
-            told_error = Error(error.condition, error.description)
-            session.end(told_error)
-            self._events.append(SessionEnded(session, told_error, by_peer=False))
+            error_sent = Error(error.condition, error.description)
+            session.end(error_sent)
+            self._events.append(SessionEnded(session, error_sent, by_peer=False))
 
     def _received_in(self, session: Session, performative: Performative, octets: bytes) -> None:
         """A frame of a session that both sides have begun, and neither has ended."""

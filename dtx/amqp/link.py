@@ -194,7 +194,7 @@ class SenderLink(Link):
         """The delivery-count when everything is transferred that waits for the window."""
         self.drain = False
         """Whether the peer wants the credit used up, or given back; until `drained`."""
-        self._told_drain = False
+        self._drain_echo = False
         """What the peer's last flow says of that: ours say the same."""
 
         self.available = 0
@@ -287,13 +287,13 @@ class SenderLink(Link):
             # No delivery-count means that the receiver has not seen our attach yet.
             counted = flow.delivery_count if flow.delivery_count is not None else self.initial_count
             self._limit = (counted + min(credit, HALF - 1)) & MAX_UINT  # serial numbers count no further ahead
-        self.drain = self._told_drain = flow.drain
+        self.drain = self._drain_echo = flow.drain
 
     def _send_flow(self) -> None:
         credit = max(0, ahead(self._limit, self.delivery_count))
         flow = self.session.flow()
         flow.handle, flow.delivery_count, flow.link_credit = self.handle, self.delivery_count, credit
-        flow.available, flow.drain, flow.properties = self.available, self._told_drain, self.properties
+        flow.available, flow.drain, flow.properties = self.available, self._drain_echo, self.properties
         self.session.send(flow)
         self.session.connection.owes_nothing(self)
 

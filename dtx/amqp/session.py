@@ -421,9 +421,9 @@ class Session:
             except ProtocolError as error:
                 if error.scope is not Scope.LINK:
                     raise
-                told_error = Error(error.condition, error.description)
-                link.detach(error=told_error)
-                events.append(LinkDetached(link, told_error, closed=True, by_peer=False))
+                error_sent = Error(error.condition, error.description)
+                link.detach(error=error_sent)
+                events.append(LinkDetached(link, error_sent, closed=True, by_peer=False))
 
     def received_delivery_id(self, number: int) -> None:
         """A delivery begins."""

@@ -364,7 +364,7 @@ class Broker:
     def hold_back(self, peer: PeerProtocol) -> None:
         """Another process may have the store: sends this peer nothing until it is known that none has."""
         if not self._unheard:
-            LOG.warning("the lease on the store has run out: nobody is told anything until it is renewed")
+            LOG.warning("the lease on the store has run out: no peer gets an answer until it is renewed")
         self._unheard.add(peer)
 
     def _tell_again(self) -> None:

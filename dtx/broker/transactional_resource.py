@@ -509,7 +509,7 @@ class TransactionalResource:
 
         for answer in turn.answers:
             answer(refusal)
-        turn.answers.clear()  # whoever has seen that something waits sees that nothing does
+        turn.answers.clear()  # so that nothing is seen to wait any more
         for answer in turn.retired:
             answer(refusal)
 

@@ -467,8 +467,8 @@ class BrokerStore(MessageStore, Protocol):
         ...
 
     forced: Callable[[float, int], None]
-    """Told of every force, in the thread that does it, if set before `open`: how long it took, and how many batches it
-    made durable."""
+    """Called after every force, in the thread that does it, if set before `open`: how long it took, and how many
+    batches it made durable."""
 
     def write(self) -> None:
         """Writes what was submitted in this turn."""

@@ -123,7 +123,7 @@ class SaslClient(SaslLayer):
     def _outcome(self, code: int | None, additional: bytes) -> None:
         if code != OUTCOME_OK:
             meaning = OUTCOME_MEANING.get(code or 0, f"outcome {code}")
-            raise SaslError(f"{self.mechanism} as {self._policy.user or 'nobody'!r}: {meaning}")
+            raise SaslError(f"{self.mechanism} as {self._policy.user or 'anonymous'!r}: {meaning}")
         if self._conversation is not None:
             try:
                 self._conversation.send(additional)

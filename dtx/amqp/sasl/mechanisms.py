@@ -30,7 +30,7 @@ MAX_NAME: Final = 255
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a connection acts for; the empty name is that of nobody in particular (ANONYMOUS)."""
+    """Who a connection acts for; the empty name is that of an anonymous user (ANONYMOUS)."""
 
     name: str
 
@@ -81,7 +81,7 @@ ClientConversation: TypeAlias = "Coroutine[Exchange | Compute[object], object, N
 
 
 RESERVED: Final = frozenset({"anonymous", "*"})
-"""Names that stand for nobody in particular and for everybody, in a server's table of permissions."""
+"""Names that stand for anonymous users and for all users, in a server's table of permissions."""
 
 
 class Verifiers(Protocol):
@@ -106,7 +106,7 @@ class Verifiers(Protocol):
 
 
 def anonymous_server() -> Verdict:
-    """Whoever asks is nobody in particular; the trace text that the peer may send proves nothing."""
+    """The user is anonymous; the trace text that the peer may send proves nothing."""
     return Verdict(Identity(""))
 
 

@@ -173,7 +173,7 @@ def rule_of_json(name: str, text: str) -> Rule:
 
 def rule_from(name: str, given: Any) -> Rule:
     """The rule of `name` as the configuration has it; PermissionsError says what is wrong with it. Variables are no
-    matter of whoever sends one."""
+    matter of its sender."""
     try:
         return Section({name: given}, "permissions").table(name).read(Rule)
     except ConfigurationError as error:

@@ -73,7 +73,7 @@ def remove_user(request: ManagementRequest, answer: Answer) -> None:
     if name not in credentials.users:
         raise refused(Code.XAER_NOTA, f"there is no user {name!r}")
     if name == request.identity.name:
-        raise refused(Code.XAER_PROTO, "nobody removes the user that asks: nobody else might be able to undo it")
+        raise refused(Code.XAER_PROTO, "a user can't remove itself: no other might be able to undo it")
     batch = Batch()
     undos = [accounts.write_user(batch, name, None)]
     if name in accounts.permissions.rules:
@@ -97,7 +97,7 @@ def remove_user(request: ManagementRequest, answer: Answer) -> None:
 def _credentials(request: ManagementRequest) -> Credentials:
     credentials = request.container.accounts.credentials
     if credentials is None:
-        message = "this broker has no file of users, so nobody has a password: start it with --users"
+        message = "this broker has no file of users, so no user has a password: start it with --users"
         raise refused(Code.XAER_PROTO, message)
     return credentials
 

@@ -122,7 +122,7 @@ class ExpirySchedule:
     timer for each message nor a search through all queues. `sooner` is set when a time comes in front of all others.
 
     A queue is noted when it gets a message that expires before the time for which it is noted. When that time has come,
-    it is no longer noted: whoever looks at it notes it anew, for a time to come."""
+    it is no longer noted: the next caller that looks at it notes it anew, for a time to come."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Queue]] = []

@@ -113,8 +113,8 @@ REFUSED: Final = Metric(
     "counter",
     "{message}",
     (),
-    "Messages that were sent settled, outside of a transaction, and refused: their senders could not be told. The log "
-    "has the reasons.",
+    "Messages that were sent settled, outside of a transaction, and refused; their senders can't know. The log has "
+    "the reasons.",
 )
 
 METRICS: Final = (

@@ -90,8 +90,8 @@ class SqlStore:
         self.first_number = 0
         self.groups = 0
         self.forced: Callable[[float, int], None] = _not_measured
-        """Told of every force, in the thread that does it, if set before `open`: how long it took with what was written
-        for it, and how many batches it made durable."""
+        """Called after every force, in the thread that does it, if set before `open`: how long it took with what was
+        written for it, and how many batches it made durable."""
 
     def open(self) -> RestoredFromSql:
         if self._opened is not None:

@@ -185,7 +185,7 @@ class Walk:
                 if isinstance(link, ReceiverLink):
                     flow.link_credit, flow.drain = link.credit, link.drain
                 elif isinstance(link, SenderLink):
-                    flow.drain = link._told_drain
+                    flow.drain = link._drain_echo
             session.send(flow)
 
     def detach(self, end: Application) -> None:
