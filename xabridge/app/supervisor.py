@@ -99,7 +99,7 @@ class _Process:
         self._due, self._ends = 0.0, 0
 
     def try_no_more(self) -> None:
-        """It would fail again."""
+        """Never starts it again, because it would fail again."""
         self._due = math.inf
 
     def _gone(self) -> None:

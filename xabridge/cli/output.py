@@ -79,7 +79,7 @@ def asks_for_yes(what: str) -> bool:
 
 @contextmanager
 def guarded_output() -> Iterator[None]:
-    """While it lasts, stdout raises OutputLost. At its end everything is written, or stderr says why not."""
+    """A context in which stdout raises OutputLost. At its end everything is written, or stderr says why not."""
     stream = sys.stdout
     if stream is None:  # the shell has closed it: there is no reader
         stream = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 — until the process ends

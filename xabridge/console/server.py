@@ -113,7 +113,7 @@ class _Impatient(H11Protocol):
         self._look_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """Notes that the connection is gone."""
         if self._looking is not None:
             self._looking.cancel()
         super().connection_lost(exc)

@@ -128,7 +128,7 @@ class Inbox:
         return str((dialect if dialect is not None else where.get_bind(clause=self.tables.inbox).dialect).name)
 
     def _insertion(self, dialect: str, row: dict[str, Any]) -> Executable:
-        """It returns the digest where it has inserted the row."""
+        """The statement, which returns the digest where it has inserted the row."""
         inbox = self.tables.inbox
         if dialect == "mssql":  # an error would end the transaction, where XACT_ABORT is on
             there = select(inbox.c.digest).where(inbox.c.digest == row["digest"])

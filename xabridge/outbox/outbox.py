@@ -135,7 +135,7 @@ class Outbox:
             raise
 
     def _insert(self) -> Insert:
-        """It asks for nothing back, because that needs the right to read."""
+        """The statement. It asks for nothing back, because that needs the right to read."""
         return insert(self.tables.outbox).inline()
 
     def _rows(self, destination: str, messages: Sequence[Message], key: str | None) -> list[dict[str, Any]]:

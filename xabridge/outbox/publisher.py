@@ -65,7 +65,7 @@ class Publisher(Protocol):
         ...
 
     def keep_alive(self) -> None:
-        """To be called every few seconds while nothing is sent. BrokerAway: the connection is lost."""
+        """Called every few seconds while nothing is sent. BrokerAway: the connection is lost."""
         ...
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ class Faults:
         self._paused = 0
 
     def want(self, resource: str, at: At) -> None:
-        """It fails there, when it comes to that."""
+        """Makes it fail there, when it comes to that."""
         if at not in PLACES:
             raise ValueError(f"at={at!r}: expected {' or '.join(map(repr, PLACES))}")
         with self._lock:

@@ -135,7 +135,7 @@ class MariaDB:
             self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """It goes on."""
+        """Lets it go on."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 

@@ -107,7 +107,7 @@ class TestDeciding:
 
     # --- more than fits ------------------------------------------------------------------------------------
     def test_a_start_that_there_is_no_room_for(self, harness: DeciderHarness) -> None:
-        """It is XA_RETRY, and nothing happened; what is at work can be decided, and then there is room."""
+        """XA_RETRY, and nothing happened; what is at work can be decided, and then there is room."""
         harness.narrow()
         client = Decider(harness)
         at_work: dict[Xid, str] = {}

@@ -91,7 +91,7 @@ class TestRefusals(Contract):
         self.finish(client, S1, xid, key)
 
     def test_start_of_a_branch_that_the_thread_has_suspended(self, client: Client) -> None:
-        """It is known (XAER_DUPID), and the thread is associated with it (XAER_PROTO): both are true."""
+        """The branch is known (XAER_DUPID), and the thread is associated with it (XAER_PROTO): both are true."""
         xid = client.begun(key := new_key())
         client.end(xid, TMSUSPEND)
         for flags in (0, TMJOIN):

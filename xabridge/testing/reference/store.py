@@ -112,7 +112,7 @@ class ReferenceStore(Server):
             self.land(branch, advance(BRANCH, branch.state, BranchVerb.DECIDE), outcome, commits=False)
 
     def complete_by_hand(self, xid: Xid, *, commit: bool) -> None:
-        """Somebody completes a prepared branch, and the store keeps no record of it, as a database does that knows no
+        """Completes a prepared branch by hand. The store keeps no record of it, like a database that knows no
         heuristic outcomes."""
         with self.lock:
             branch = self.known[xid]
