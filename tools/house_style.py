@@ -27,7 +27,7 @@ WORDS: Final = {
     "rm_db": 0,
     "rm_delta": 0,
     "rm_openwire": 0,
-    "tests": 2178,
+    "tests": 2177,
     "tm": 80,
     "tools": 7,
     "xa": 17,

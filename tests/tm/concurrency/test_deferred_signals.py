@@ -163,7 +163,7 @@ def test_a_handler_of_the_applications_own_breaks_nothing() -> None:
 
 
 def test_who_waits_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tm.concurrency.deferred_signals.TOLD_AFTER_S", 0.01)
+    monkeypatch.setattr("tm.concurrency.deferred_signals.REPORTED_AFTER_S", 0.01)
     told = threading.Event()
     monkeypatch.setattr("tm.concurrency.deferred_signals.logger.warning", lambda *_: told.set())
 
