@@ -1,1 +1,1 @@
-"""This package has the benchmarks and demonstrations: each is one command, and prints its figures as JSON."""
+"""The benchmarks and demonstrations: each is one command, and prints its figures as JSON."""

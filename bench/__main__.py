@@ -1,4 +1,4 @@
-"""This module makes `python -m bench NAME` a command: see `bench.command`."""
+"""Makes `python -m bench NAME` a command: see `bench.command`."""
 
 import sys
 

@@ -1,5 +1,4 @@
-"""This benchmark measures the embedded broker over loopback, on its durable SQLite store, with the clients in other
-processes.
+"""Measures the embedded broker over loopback, on its durable SQLite store, with the clients in other processes.
 
 posts_per_s, retires_per_s    transactional messages of 1 KiB in and out, 100 per local transaction, 2 clients
 branches_per_s_1, _16         complete branches (start, one message in, one out, end, prepare, commit) at 1 and

@@ -1,5 +1,4 @@
-"""This benchmark measures the cost of the resource manager client with the embedded broker. The benchmark of the broker
-calls it.
+"""Measures the cost of the resource manager client with the embedded broker. The benchmark of the broker calls it.
 
 client_cpu_us, round_trips    of a branch cycle (start, one message in, one out, end, prepare, commit) with
                               `ahead=true&prefetch=100`: the client process's own CPU, and how often it waited

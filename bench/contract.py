@@ -1,5 +1,4 @@
-"""This benchmark measures the contract by itself: text forms of xids, moves of state machines, branch cycles of the
-reference RM.
+"""Measures the contract by itself: text forms of xids, moves of state machines, branch cycles of the reference RM.
 
 Each figure is the best of many short rounds, because other load on the machine disturbs the best one least.
 """

@@ -1,4 +1,4 @@
-"""This module writes the state machines as a document, generated from their tables: `python -m bench.diagrams
+"""Writes the state machines as a document, generated from their tables: `python -m bench.diagrams
 docs/state-machines.md`.
 
 For each machine the document has a diagram (Mermaid), every entry with its source, and every refusal. To add a machine,

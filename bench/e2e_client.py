@@ -1,5 +1,5 @@
-"""This is the client of `bench.e2e`, a process of its own: a consumer at work, or the plain psycopg loop that it is
-compared with.
+"""The client of `bench.e2e`, a process of its own: a consumer at work, or the plain psycopg loop that it is compared
+with.
 
 python -m bench.e2e_client '{"kind": …}'          a `Job`, as JSON; the last line of stdout is what it measured
 """

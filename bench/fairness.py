@@ -1,5 +1,5 @@
-"""This benchmark measures what one peer costs the others: an honest client beside a greedy user, and beside a storm of
-wrong passwords.
+"""Measures what one peer costs the others: an honest client beside a greedy user, and beside a storm of wrong
+passwords.
 
 The honest client is one connection that posts a message of 1 KiB, waits until it is accepted, and posts the next one.
 `alone` is its rate before, and every share is over that.

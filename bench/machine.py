@@ -1,4 +1,4 @@
-"""This module collects the facts of the machine that a figure was measured on."""
+"""Collects the facts of the machine that a figure was measured on."""
 
 from __future__ import annotations
 

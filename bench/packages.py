@@ -1,4 +1,4 @@
-"""This module draws the packages, from their imports: `python -m bench.packages [FOLDER]`.
+"""Draws the packages, from their imports: `python -m bench.packages [FOLDER]`.
 
 It prints a Mermaid flowchart. Each package of the project is a box with its sub-packages; an arrow leads from a package
 to what it imports. An arrow that follows from two others is left out, because the packages are layers: what `tm` may

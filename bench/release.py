@@ -1,5 +1,4 @@
-"""This command builds, checks and tries what a release would upload: `python -m bench.release` (`make
-release-dry-run`).
+"""Builds, checks and tries what a release would upload: `python -m bench.release` (`make release-dry-run`).
 
 It tags nothing and uploads nothing. docs/releasing.md says what a person does before and after it.
 

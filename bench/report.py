@@ -1,4 +1,4 @@
-"""This module makes the table and the picture of the measured figures: `python -m bench.report FOLDER DOCS`.
+"""Makes the table and the picture of the measured figures: `python -m bench.report FOLDER DOCS`.
 
 FOLDER has the NAME.json that `python -m bench all --out FOLDER` wrote. DOCS gets `benchmarks.md`, with every figure and
 the explanation in the benchmark's module, and `benchmarks.svg`, which draws each figure that has a goal as a bar, with

@@ -1,4 +1,4 @@
-"""This module builds the documentation's site: `python -m bench.site` builds it into `site/` (`make site`).
+"""Builds the documentation's site: `python -m bench.site` builds it into `site/` (`make site`).
 
 The site works without a network, because it loads nothing from elsewhere. Two scripts that its theme would load from a
 public server are therefore part of it: Mermaid, which draws the state machines, and the shim that lets the search work

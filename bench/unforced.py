@@ -1,6 +1,5 @@
-"""This is a disk that forces nothing, to measure the cost of the processor alone. It is for benchmarks only, because it
-loses data in a crash.
-"""
+"""A disk that forces nothing, to measure the cost of the processor alone. It is for benchmarks only, because it loses
+data in a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module defines the errors between us and a broker, and the XA code of each.
+"""Defines the errors between us and a broker, and the XA code of each.
 
 The steps of the protocol raise three things: `ConnectionLost`, `TimedOut` (it is unknown what was done), and
 `RefusedError` of the protocol (the broker refused). The verbs and sessions turn them into an `XaError`, by the

@@ -1,4 +1,4 @@
-"""This module finds the value of a message that can't be sent, and names what to send instead, for the error message.
+"""Finds the value of a message that can't be sent, and names what to send instead, for the error message.
 
 AMQP has null, booleans, integers of 64 bits, floats, text, octets, UUIDs, milliseconds since 1970, and lists and maps
 of these. A reader would have to guess the meaning of any other type, so other types are refused.

@@ -1,1 +1,1 @@
-"""This package is the crash campaign: `bench.crash.benchmark` says what it measures, `bench.crash.campaign` how."""
+"""The crash campaign: `bench.crash.benchmark` says what it measures, `bench.crash.campaign` how."""

@@ -1,5 +1,5 @@
-"""This is the broker of the campaign: the embedded broker, which the campaign can stop at each step of its store, and
-whose store it can slow down.
+"""The broker of the campaign: the embedded broker, which the campaign can stop at each step of its store, and whose
+store it can slow down.
 
     python -m bench.crash.broker '{"port": …, "store": …}'
 

@@ -1,4 +1,4 @@
-"""This is a disk for the decision log that can be full, slow, or broken: `Files` over the real ones."""
+"""A disk for the decision log that can be full, slow, or broken: `Files` over the real ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""This module has the faults of the campaign: those at named points, one after the other, and the storms, which a seed
-makes.
+"""The faults of the campaign: those at named points, one after the other, and the storms, which a seed makes.
 
 An action is a few words:
 

@@ -1,4 +1,4 @@
-"""This module has the named points: where the campaign can stop a process, exactly before or after a verb or a force.
+"""The named points: where the campaign can stop a process, exactly before or after a verb or a force.
 
 The product is not changed for it: resource managers, the decision log and the handler are wrapped, and each wrapper
 passes a `Gate`. A gate that is armed for a point reports on stdout that it was reached, and holds the thread until the

@@ -1,4 +1,4 @@
-"""This is the worker of the campaign: a process with a transaction manager and a `Consumer` over a queue.
+"""The worker of the campaign: a process with a transaction manager and a `Consumer` over a queue.
 
     python -m bench.crash.worker '{"node": …}'          a `Station`, as JSON
 

@@ -1,1 +1,1 @@
-"""This package measures others at the same work, beside us: `python -m bench peers`."""
+"""Measures others at the same work, beside us: `python -m bench peers`."""

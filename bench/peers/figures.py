@@ -1,4 +1,4 @@
-"""This module makes the figures and the table of `bench.peers` from what each run has measured."""
+"""Makes the figures and the table of `bench.peers` from what each run has measured."""
 
 from __future__ import annotations
 

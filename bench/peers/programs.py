@@ -1,4 +1,4 @@
-"""This module runs the processes of the peers: programs that get commands in lines, and answer in lines."""
+"""Runs the processes of the peers: programs that get commands in lines, and answer in lines."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""This package measures the pipeline on Spark: `python -m bench pipeline`."""
+"""Measures the pipeline on Spark: `python -m bench pipeline`."""

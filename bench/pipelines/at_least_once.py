@@ -1,6 +1,6 @@
-"""This is the job that the benchmark compares with: a plain Data Source for the same work without distributed
-transactions, as a developer would write it for speed: pipelined sends, psycopg COPY, Arrow batches, and connections
-that each Python worker keeps.
+"""The job that the benchmark compares with: a plain Data Source for the same work without distributed transactions, as
+a developer would write it for speed: pipelined sends, psycopg COPY, Arrow batches, and connections that each Python
+worker keeps.
 
 It is at-least-once: a task commits its rows when every message that it sends is accepted. A worker accepts what it
 received when Spark asks it to read a later batch, because Spark has logged the earlier one before then. A crash repeats

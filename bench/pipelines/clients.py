@@ -1,8 +1,7 @@
-"""This module has the AMQP clients of the at-least-once job: `proton`, the ordinary one of Python, with its messages,
-and `lean`, the engine of our own client without transactions, with messages as octets, as the pipelines have it. A
-Python worker keeps what it has opened. It accepts a message when a later batch is read, because Spark has logged the
-message's own batch by then.
-"""
+"""The AMQP clients of the at-least-once job: `proton`, the ordinary one of Python, with its messages, and `lean`, the
+engine of our own client without transactions, with messages as octets, as the pipelines have it. A Python worker keeps
+what it has opened. It accepts a message when a later batch is read, because Spark has logged the message's own batch by
+then."""
 
 from __future__ import annotations
 

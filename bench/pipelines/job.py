@@ -1,6 +1,5 @@
-"""This is the benchmark's Spark application: `python -m bench.pipelines.job MASTER`. Each line on stdin is a job, as
-JSON; its answer, the batches that it took, is a line on stdout. One session runs them all, so that all use the same
-warm JVM.
+"""The benchmark's Spark application: `python -m bench.pipelines.job MASTER`. Each line on stdin is a job, as JSON; its
+answer, the batches that it took, is a line on stdout. One session runs them all, so that all use the same warm JVM.
 
 Every job takes messages from a queue, makes a number and a text of each body, and writes a row and sends a message for
 it: `exact` with the formats `amqp` and `xa`, `lean` and `proton` at least once (`bench.pipelines.at_least_once`) with

@@ -1,6 +1,4 @@
-"""This module measures what Spark itself needs for a micro-batch: its source makes rows of nothing, and its sink drops
-them.
-"""
+"""Measures what Spark itself needs for a micro-batch: its source makes rows of nothing, and its sink drops them."""
 
 from __future__ import annotations
 

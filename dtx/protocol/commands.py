@@ -1,4 +1,4 @@
-"""This module has the commands of a transaction controller: on the control link, and on the command channel.
+"""The commands of a transaction controller: on the control link, and on the command channel.
 
 On the control link the standard `declare` and `discharge`, where `global-id` is an XID composite or a
 `start`, and `end` with what discharge lacks. On the command channel, request and response: `prepare`,

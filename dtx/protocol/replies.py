@@ -1,4 +1,4 @@
-"""This module has the answers of a transactional resource.
+"""The answers of a transactional resource.
 
 On the control link an outcome: `declared`, `accepted`, `rejected` with an error, and for an end with prepare
 `xa-result`. On the command channel a message: `xa-result`, `recovered`, `timeout`, or the standard `error`.

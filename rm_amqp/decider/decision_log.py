@@ -1,5 +1,5 @@
-"""This module is the decision log of one place. The log is kept in the tokens: it decides, settles, lists and ends
-transactions, and holds leases.
+"""The decision log of one place. The log is kept in the tokens: it decides, settles, lists and ends transactions, and
+holds leases.
 
 A process that decides or settles a transaction holds the token of its slot meanwhile:
 

@@ -1,4 +1,4 @@
-"""This module elects the founding that counts, if several processes have founded the same place at about the same time.
+"""Elects the founding that counts, if several processes have founded the same place at about the same time.
 
 A founding makes the tokens of a place (`rm_amqp.decider.tokens`). All processes must use the tokens of the same
 founding. A broker need not keep the order of messages that were committed at the same moment (ActiveMQ Artemis changes

@@ -1,2 +1,2 @@
-"""This package has the objects that an application uses inside a branch: SQLAlchemy and psycopg connections on which
-only the transaction manager can end the transaction."""
+"""The objects that an application uses inside a branch: SQLAlchemy and psycopg connections on which only the
+transaction manager can end the transaction."""

@@ -1,5 +1,5 @@
-"""This module decides to whom a global transaction belongs. Recovery and the commands use this one rule to find what
-they may resolve, presume, settle and end. They leave everything else alone, even if nothing seems to be in the way.
+"""Decides to whom a global transaction belongs. Recovery and the commands use this one rule to find what they may
+resolve, presume, settle and end. They leave everything else alone, even if nothing seems to be in the way.
 
 A decision belongs to the node and the incarnation in its gtrid, in the log or decider that the gtrid names:
 

@@ -1,5 +1,5 @@
-"""This module makes the table of transactions in doubt: a narrow one for 80 columns, with the locks of a branch below
-it, and a wide one with a column for everything. It is pure: it returns lines.
+"""Makes the table of transactions in doubt: a narrow one for 80 columns, with the locks of a branch below it, and a
+wide one with a column for everything. It is pure: it returns lines.
 
 Names are never cut, because users copy them into the next command. Only the xids of other transaction managers, which
 can be longer than a line, are cut: they end with "…", and a command accepts the beginning if it is unique.

@@ -1,4 +1,4 @@
-"""This module commits, rolls back and forgets branches by hand: it plans, explains and carries out.
+"""Commits, rolls back and forgets branches by hand: it plans, explains and carries out.
 
 For a branch whose decision is in this log:
 

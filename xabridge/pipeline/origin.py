@@ -1,4 +1,4 @@
-"""This module describes the branches of a pipeline for `xabridge recover` (`xabridge.cli.origins`)."""
+"""Describes the branches of a pipeline for `xabridge recover` (`xabridge.cli.origins`)."""
 
 from __future__ import annotations
 

@@ -1,3 +1,1 @@
-"""This package is the bank of the crash campaign, in which several nodes move money: see `bench.crash.bank.campaign`
-for the rounds.
-"""
+"""The bank of the crash campaign, in which several nodes move money: see `bench.crash.bank.campaign` for the rounds."""

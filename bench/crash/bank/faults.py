@@ -1,6 +1,4 @@
-"""This module has the faults of the bank: those at named points, while the other nodes recover, and the storms, which a
-seed makes.
-"""
+"""The faults of the bank: those at named points, while the other nodes recover, and the storms, which a seed makes."""
 
 from __future__ import annotations
 

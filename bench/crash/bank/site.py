@@ -1,5 +1,5 @@
-"""This module starts the bank's processes: a broker, a PostgreSQL with a database for each place and one for the
-SqlLog, and the nodes.
+"""Starts the bank's processes: a broker, a PostgreSQL with a database for each place and one for the SqlLog, and the
+nodes.
 
 The nodes reach broker and databases through proxies; the auditor does not.
 """

@@ -1,5 +1,4 @@
-"""This module has what the bank works with: its accounts, its transfers, and the ways in which its nodes are
-configured.
+"""What the bank works with: its accounts, its transfers, and the ways in which its nodes are configured.
 
 A place is a database with accounts. A transfer is a message in the queue of orders. A direct one is carried out in one
 transaction: both accounts, an entry for each, and a receipt. A posted one takes the amount from the first account and

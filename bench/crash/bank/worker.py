@@ -1,4 +1,4 @@
-"""This is one process of the bank: a transaction manager, and a consumer for each of the two queues.
+"""One process of the bank: a transaction manager, and a consumer for each of the two queues.
 
     python -m bench.crash.bank.worker '{"node": …}'          a `Station`, as JSON
 

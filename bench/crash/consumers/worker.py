@@ -1,5 +1,5 @@
-"""This is a process of the campaign of consumers: a transaction manager and a `Consumer` whose handler does what the
-message says.
+"""A process of the campaign of consumers: a transaction manager and a `Consumer` whose handler does what the message
+says.
 
     python -m bench.crash.consumers.worker '{"node": …}'          a `Post`, as JSON
 

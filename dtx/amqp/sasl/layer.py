@@ -1,5 +1,4 @@
-"""This module has the part that both sides of AMQP's SASL share: the header, the frames, and an exchange that waits for
-computations.
+"""The part that both sides of AMQP's SASL share: the header, the frames, and an exchange that waits for computations.
 
 Each side sends the header AMQP 3 1 0 0; then, in frames of type 1 (size(4) doff(1) type(1) ignored(2) and a
 described list) of at most 512 octets:

@@ -1,5 +1,4 @@
-"""This module has the orders: their form in the queue, in the database and on the invoices, and how one becomes the
-others."""
+"""The orders: their form in the queue, in the database and on the invoices, and how one becomes the others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""This module has the exceptions of a pipeline: one class for each decision that the caller takes. Messages say what to
-do."""
+"""The exceptions of a pipeline: one class for each decision that the caller takes. Messages say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module has the rows of the ledger as values, and the conclusions from several of them."""
+"""The rows of the ledger as values, and the conclusions from several of them."""
 
 from __future__ import annotations
 

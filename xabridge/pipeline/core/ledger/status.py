@@ -1,4 +1,4 @@
-"""This module reads the status of pipelines for users. Reading it changes nothing and disturbs no other process.
+"""Reads the status of pipelines for users. Reading it changes nothing and disturbs no other process.
 
 `look` does it in three steps, which the console makes one by one, because each place that is asked may hang:
 
