@@ -112,8 +112,8 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
         return self.call("prepare", rmid, lambda: self.driver.complete("prepare", prepare, xid, later=False).result())
 
     def fence(self, gtrid: bytes, rmid: int, format_id: int = FORMAT_ID) -> None:
-        """From now on no branch of the global transaction can be started or prepared; those that are not prepared
-        become rollback-only. Durable when it returns; a fence that exists already is fine."""
+        """Bars the global transaction: no branch of it can be started or prepared from now on; those that are not
+        prepared become rollback-only. Durable when it returns; a fence that exists already is fine."""
         self.call("fence", rmid, lambda: self.driver.exchange("fence", Fence(format_id, gtrid), None))
 
     def lift_fence(self, gtrid: bytes, rmid: int, format_id: int = FORMAT_ID) -> None:
@@ -216,10 +216,11 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
 
 
 def static(registrar: Registrar) -> AmqpResource:
-    """For `amqp://` and `amqps://`: the transaction manager starts and ends its work."""
+    """The factory for `amqp://` and `amqps://`: the transaction manager starts and ends its work."""
     return AmqpResource(registrar)
 
 
 def dynamic(registrar: Registrar) -> AmqpResource:
-    """For `dynamic+amqp://` and `dynamic+amqps://`: it registers itself at the first work (TMREGISTER)."""
+    """The factory for `dynamic+amqp://` and `dynamic+amqps://`, which registers itself at the first work
+    (TMREGISTER)."""
     return AmqpResource(registrar, TMREGISTER | TMUSEASYNC)

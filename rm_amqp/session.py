@@ -56,7 +56,7 @@ TOGETHER: Final = 32
 
 
 class ChannelSource(Protocol):
-    """Where sessions have deadlines from, and channels for work that belongs to no transaction."""
+    """The source of deadlines for sessions, and of channels for work that belongs to no transaction."""
 
     def deadline(self, timeout_s: float | None = None) -> float:
         """The time, on the clock of connections, that is so many seconds from now; None: as settings say."""

@@ -51,7 +51,7 @@ class Address:
 
     @classmethod
     def parse(cls, open_string: str) -> Address:
-        """For any other open string XAER_INVAL names the error."""
+        """Reads an open string; XAER_INVAL names what is wrong with it."""
         try:
             found = OpenString.parse(open_string, os.environ)
         except ValueError as error:

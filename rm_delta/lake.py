@@ -128,7 +128,7 @@ class _Manifest(NamedTuple):
 
     @classmethod
     def read(cls, name: str) -> Self | None:
-        """None for a name of something else."""
+        """Reads it; None for a name of something else."""
         slot, tilde, rest = name.partition("~")
         text, _, state = rest.rpartition(".")
         if not tilde or not slot.isdecimal() or state not in {PREPARED, COMMITTING, COMMITTED, ROLLED_BACK}:

@@ -140,7 +140,7 @@ class WorkLeft:
         self._until[xid] = self._clock() + wait_s
 
     def left_s(self, xid: Xid) -> float:
-        """For how long it can't be yet."""
+        """The time for which it can't be rolled back yet."""
         return max(self._until.get(xid, 0.0) - self._clock(), 0.0)
 
     def due(self) -> list[Xid]:

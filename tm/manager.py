@@ -216,7 +216,7 @@ class Manager(Generic[Tx_co]):
         return Lease(self.node, decider, self._sequences, since_boot if clock is time.monotonic else clock)
 
     def _holds(self, sequence: int) -> bool:
-        """For the ports of a commit: whether the lease has been held since the transaction of this number began."""
+        """Whether the lease has been held since the transaction of this number began; for the ports of a commit."""
         return self._lease is not None and self._lease.held(sequence)
 
     def _ownership(self) -> Ownership:
@@ -352,7 +352,7 @@ class Manager(Generic[Tx_co]):
         self.executor.log_stopped = False
 
     def answers_due(self) -> float:
-        """For a transaction: until when the answers to its commit may be left."""
+        """Until when the answers to a transaction's commit may be left."""
         return self._clock() + LEFT_S
 
     def _begin_prefix(self) -> bytes:
@@ -454,7 +454,7 @@ class Manager(Generic[Tx_co]):
             self._recorder.leave(entered.span)
 
     def detach(self, transaction: GlobalTransaction) -> None:
-        """For the transaction: it is completed or suspended, and no longer the calling context's."""
+        """Notes that the transaction is completed or suspended, and no longer the calling context's."""
         entered = self._current.get(None)
         if entered is not None and entered.live is transaction:
             self._current.set(entered.outer)
@@ -462,7 +462,7 @@ class Manager(Generic[Tx_co]):
             self._leave_span(entered)
 
     def has_consumer(self, consumer: ManagedConsumer) -> None:
-        """For a consumer: it is to be stopped before the manager is closed."""
+        """Notes a consumer, which is to be stopped before the manager is closed."""
         self._consumers.add(consumer)
 
     @property
@@ -509,7 +509,7 @@ class Manager(Generic[Tx_co]):
         self.uninterrupted.run("recovery", lambda: self._recovery.forget(resource, xid))
 
     def end_decision(self, gtrid: bytes, gone: Iterable[str] = ()) -> Report:
-        """For an operator: ends the decision of a transaction that names resources which are not configured any more,
+        """Ends, for an operator, the decision of a transaction that names resources which are not configured any more,
         so that no recovery pass could ever finish it. What the pass did that ended it.
 
         `gone` are the names of those resources: to say so is to say that they don't exist any more, or that their

@@ -40,7 +40,7 @@ class Recording(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing is observed of this manager any more."""
+        """Observes nothing of this manager any more."""
         ...
 
     def began(self, gtrid: bytes, received: Received | None = None) -> None:

@@ -181,7 +181,7 @@ class Transaction:
     # --- marks and synchronizations ---------------------------------------------------------------------------
 
     def set_rollback_only(self, reason: str = "the application asked for it") -> None:
-        """From now on the transaction can only be rolled back."""
+        """Lets the transaction only be rolled back from now on."""
         live = self._live
         live.manager.uninterrupted.run(live, lambda: live.set_rollback_only(Reason(None, reason)))
 
@@ -290,8 +290,8 @@ class Transaction:
                 return
 
     def _leave(self, signals: DeferredSignals) -> None:
-        """After commit or rollback: signals are handled, and a transaction that is over calls its callbacks, which may
-        be interrupted, and is taken off the calling context."""
+        """Ends the commit or rollback: signals are handled, and a transaction that is over calls its callbacks, which
+        may be interrupted, and is taken off the calling context."""
         live = self._live
         live.calls_after = False
         try:
@@ -346,7 +346,7 @@ class Transaction:
             self._check_left(error)
 
     def _roll_back_elsewhere(self) -> None:
-        """For the block of a generator or coroutine that is closed: rolls back on a thread of its own. The garbage
+        """Rolls back on a thread of its own, for the block of a generator or coroutine that is closed. The garbage
         collector may close it on any thread, at a moment at which that one holds any lock, so that the rollback is
         not waited for longer than a moment."""
         live = self._live

@@ -85,8 +85,8 @@ class DataManager:
         return f"{LAST}:{self._manager.node}:{id(self):x}"
 
     def should_retry(self, error: BaseException) -> bool:
-        """For `transaction.manager.attempts()`: nothing of a transaction that was rolled back is left, and one that was
-        in the way of another may succeed now."""
+        """Whether to try again, for `transaction.manager.attempts()`: nothing of a transaction that was rolled back is
+        left, and one that was in the way of another may succeed now."""
         return is_transient(error)
 
     def abort(self, given_up: Any) -> None:

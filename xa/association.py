@@ -114,7 +114,7 @@ class Thread(ref[ThreadOfControl], Generic[W]):
         self.forget()
 
     def forget(self) -> None:
-        """Nothing is associated, and no scan is open."""
+        """Drops all associations and the open scan."""
         self.current: Association[W] | None = None
         self.late: Association[W] | None = None
         self.suspended: dict[Xid, Association[W]] = {}

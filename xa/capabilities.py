@@ -87,7 +87,7 @@ class LimitingPrepared(Protocol):
     """Its server prepares no more than so many branches at a time."""
 
     def most_prepared(self) -> int:
-        """So many, in all of its databases. Called while it is open."""
+        """The most, in all of its databases. Called while it is open."""
         ...
 
 
@@ -104,8 +104,8 @@ class SharingBranches(Protocol):
         ...
 
     def fence(self, gtrid: bytes, rmid: int) -> None:
-        """From now on no branch of the global transaction can be started or prepared; those that are not prepared
-        become rollback-only. Durable when it returns; a fence that exists already is fine."""
+        """Bars the global transaction: no branch of it can be started or prepared from now on; those that are not
+        prepared become rollback-only. Durable when it returns; a fence that exists already is fine."""
         ...
 
     def prepared(self, rmid: int, prefix: bytes = b"") -> list[Xid]:

@@ -151,7 +151,7 @@ def settings_of(kind: type[Any]) -> dict[str, Setting]:
 
 
 def check(made: Any) -> None:
-    """For settings that are given by a call: ValueError where one is not of its kind."""
+    """Checks settings that are given by a call: ValueError where one is not of its kind."""
     for name, one in settings_of(type(made)).items():
         value = getattr(made, name)
         try:

@@ -25,7 +25,7 @@ _OWNED: Final[WeakSet[Owned]] = WeakSet()
 
 
 def belongs_to_this_process(owned: Owned) -> None:
-    """From here on, `owned.forked` is called in every child."""
+    """Has `owned.forked` called in every child from here on."""
     _OWNED.add(owned)
 
 

@@ -81,7 +81,7 @@ class Outstanding(Protocol):
         ...
 
     def watch(self, begun: Callable[[], None]) -> None:
-        """From now on `begun` is called when another operation has begun."""
+        """Has `begun` called from now on when another operation has begun."""
         ...
 
 

@@ -51,8 +51,9 @@ def is_secret(name: str) -> bool:
 
 
 def hide(secret: str, beside: str = "") -> None:
-    """From now on `masked` replaces `secret` wherever it stands. A short one, a word in small letters, a number and one
-    that is part of what is shown `beside` it are not replaced, because messages would lose words of their own."""
+    """Lets `masked` replace `secret` from now on, wherever it stands. A short one, a word in small letters, a number
+    and one that is part of what is shown `beside` it are not replaced, because messages would lose words of their
+    own."""
     if secret in beside or not _is_marked(secret):
         return
     _HIDDEN.pop(secret, None)

@@ -51,5 +51,5 @@ def reason_of(error: ssl.SSLError) -> str:
 
 
 def refuse_to_ask() -> NoReturn:
-    """In place of the question for a pass phrase."""
+    """Refuses, in place of the question for a pass phrase."""
     raise OSError(ENCRYPTED)

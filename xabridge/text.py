@@ -113,7 +113,7 @@ def _held_units(unit: str, holdings: list[Holding]) -> str:
 
 
 def _uncounted(unit: str, holdings: list[Holding]) -> str:
-    """Where it is known only that there are some: "rows locked in a, b"."""
+    """The text where it is known only that there are some: "rows locked in a, b"."""
     places: dict[Relation, list[str]] = {}
     for holding in holdings:
         counted = "" if holding.count is None else f" ({holding.count})"

@@ -158,7 +158,8 @@ class QpidDriver(Driver[Work]):
         return channel
 
     def _stop_timers(self) -> None:
-        """No timer may touch a branch of ours that is prepared. (A broker may set one again when it restarts.)"""
+        """Stops the timers of prepared branches of ours, which no timer may touch. (A broker may set one again when it
+        restarts.)"""
         for xid, timeout_s in self.timers():
             if timeout_s and xid.format_id == FORMAT_ID:
                 try:

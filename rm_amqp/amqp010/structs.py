@@ -487,7 +487,7 @@ class GetTimeoutResult(Struct):
 
 @dataclass(frozen=True, slots=True)
 class RecoverResult(Struct):
-    """In doubt are structs, behind their sizes: `xids_of` reads them."""
+    """The branches in doubt are structs, behind their sizes: `xids_of` reads them."""
 
     CODE = 0x0603
     in_doubt: Array = None

@@ -107,7 +107,7 @@ class Reader:
         return self.take(zero + 1 - self._at)[:-1]
 
     def end(self, what: str) -> None:
-        """Nothing may be left."""
+        """Checks that nothing is left."""
         if self.left:
             raise WireError(f"{what}: {self.left} octets too many")
 

@@ -135,7 +135,7 @@ class DecidingDatabase(DecidingSwitch[Part[Unit]]):
 
 
 def deciding_database(scheme: str) -> type[DecidingDatabase]:
-    """For `decider+*`: the factory for URLs with any scheme that SQLAlchemy knows; LookupError for others."""
+    """The factory, for `decider+*`, for URLs with any scheme that SQLAlchemy knows; LookupError for others."""
     any_dialect(scheme)
     return DecidingDatabase
 

@@ -173,7 +173,7 @@ class MariaConnection(ServerConnection):
                 del self.driver._write_bytes
 
     def _write(self, octets: bytes) -> None:
-        """In place of PyMySQL's, which blocks until the server has read enough."""
+        """Replaces PyMySQL's, which blocks until the server has read enough."""
         driver = self.driver
         view, sent = memoryview(octets), 0
         try:

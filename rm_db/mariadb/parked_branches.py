@@ -71,7 +71,7 @@ class ParkedBranches:
         return xid in self._given_up
 
     def settled(self, xid: Xid) -> None:
-        """Nothing is asked about the branch any more."""
+        """Notes that nothing is asked about the branch any more."""
         with self._lock:
             self._given_up.pop(xid, None)
 

@@ -35,7 +35,7 @@ class MariaResource(TwoPhaseResource[MariaTransaction, MariaDatabase]):
         super().__init__(MariaDriver(), registrar)
 
     def let_go(self, xid: Xid) -> None:
-        """For a branch that this process has prepared, and that another one will complete: ends the session that is
+        """Lets another process complete a branch that this one has prepared: ends the session that is
         kept for it. Otherwise the other process would have to end it."""
         database = self._database_driver.database
         if database is not None:

@@ -59,7 +59,7 @@ class Facts:
 
     @classmethod
     def of(cls, variables: Mapping[str, Any]) -> Facts:
-        """From the answer to ASK_VARIABLES."""
+        """The facts from the answer to ASK_VARIABLES."""
         values = {str(name).lower(): str(value) for name, value in variables.items()}
         text = values.get("version", "")
         found = _NUMBERS.search(text.removeprefix("5.5.5-"))

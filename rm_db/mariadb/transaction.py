@@ -115,7 +115,7 @@ class MariaTransaction(ServerTransaction[MariaConnection]):
         return f"DO GET_LOCK('{lock_name(self.xid)}', 0)".encode("ascii"), b"XA START " + self._encoded
 
     def failed(self, failure: Failure) -> None:
-        """For the session: a statement failed. Most errors undo the statement only."""
+        """Notes, for the session, a statement that failed. Most errors undo the statement only."""
         self.last = failure
         kind = MARIADB.get(failure.number)
         if self.failure is None and kind in _ENDS_THE_WORK:
@@ -124,7 +124,7 @@ class MariaTransaction(ServerTransaction[MariaConnection]):
             self.in_the_way = failure
 
     def end_session(self, thread_id: int) -> bool:
-        """For the session: as `MariaDatabase.end_session`."""
+        """As `MariaDatabase.end_session`, for the session."""
         return self._database.end_session(thread_id)
 
     # --- steps ------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
         connection.send(b"BEGIN")  # the reply is collected before the first statement, or at the end
 
     def failed(self, error: psycopg.Error) -> None:
-        """For the session: a statement raised `error`."""
+        """Notes, for the session, a statement that raised `error`."""
         connection = self.connection
         if connection is not None and connection.alive and connection.status != IN_ERROR:
             return  # the statement was never sent, or was in a savepoint of its own
@@ -108,7 +108,7 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
         return None
 
     def _must_prepare(self) -> bool:
-        """Also where a statement contained NOTIFY or LISTEN, about which only PREPARE TRANSACTION can decide."""
+        """True also where a statement contained NOTIFY or LISTEN, about which only PREPARE TRANSACTION can decide."""
         return self.wrote or bool(self.effects & NOTIFIES)
 
     async def _has_only_read(self, connection: LibpqConnection) -> bool:
@@ -192,7 +192,8 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _send_rollback(self, connection: LibpqConnection) -> None:
-        """Where there is no transaction any more, only the reset. ConnectionLost: they were not sent."""
+        """Sends the rollback; where there is no transaction any more, only the reset. ConnectionLost: they were not
+        sent."""
         if connection.status != IDLE:
             connection.send(self._end_commands.ending(b"ROLLBACK"))
         elif self._end_commands.reset:

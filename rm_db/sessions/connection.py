@@ -169,7 +169,7 @@ class BranchConnection(Connection):
         return self._access.is_over or super().closed
 
     def finish(self) -> None:
-        """For the resource manager: flushes the ORM session."""
+        """Flushes the ORM session, for the resource manager."""
         if self._orm is not None:
             self._orm.flush()
 
@@ -221,7 +221,7 @@ class BranchConnection(Connection):
         refuse(what, self._access)
 
     def hold(self) -> AbstractContextManager[None]:
-        """For the ORM session: as `ConnectionAccess.hold`."""
+        """As `ConnectionAccess.hold`, for the ORM session."""
         return self._access.hold()
 
     def _release_savepoint_impl(self, name: str) -> None:

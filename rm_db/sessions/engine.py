@@ -206,7 +206,7 @@ class BranchPool(Pool):
 
 
 def take_part(engine: Engine | AsyncEngine, manager: Manager, resource: str) -> None:
-    """From now on `engine` is the resource `resource` of `manager` wherever a transaction is active. Both have to reach
+    """Makes `engine` the resource `resource` of `manager` wherever a transaction is active. Both have to reach
     the same database."""
     own = engine if isinstance(engine, Engine) else engine.sync_engine
     dialect = own.dialect

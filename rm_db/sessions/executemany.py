@@ -20,7 +20,7 @@ GATHERED: Final = 32
 
 
 class Executemany:
-    """For a cursor of psycopg's, before psycopg's class."""
+    """A mixin for a cursor of psycopg's, before psycopg's class."""
 
     _conn: Any
 

@@ -88,7 +88,7 @@ class GreenletPymysqlConnection(PymysqlConnection):
 
 
 class _GreenletCursor:
-    """For a cursor of PyMySQL's, before PyMySQL's class."""
+    """A mixin for a cursor of PyMySQL's, before PyMySQL's class."""
 
     async def _async_soft_close(self) -> None:
         """SQLAlchemy awaits this on an asyncio driver's cursor that has all its rows; here is nothing to wait for."""

@@ -140,7 +140,7 @@ class PsycopgAsyncConnection(ReservedMethods, psycopg.AsyncConnection[Any]):
 
     @asynccontextmanager
     async def pipeline(self) -> AsyncIterator[psycopg.AsyncPipeline]:
-        """No statement of another thread or task comes between those of the pipeline."""
+        """A pipeline, between whose statements none of another thread or task comes."""
         with self.access.hold():
             async with super().pipeline() as pipeline:
                 yield pipeline

@@ -141,7 +141,7 @@ class PsycopgConnection(ReservedMethods, psycopg.Connection[Any]):
 
     @contextmanager
     def pipeline(self) -> Iterator[psycopg.Pipeline]:
-        """No statement of another thread or task comes between those of the pipeline."""
+        """A pipeline, between whose statements none of another thread or task comes."""
         with self.access.hold(), super().pipeline() as pipeline:
             yield pipeline
 

@@ -29,7 +29,7 @@ class Session(Protocol):
         ...
 
     def expire(self) -> None:
-        """From now on every use is refused."""
+        """Refuses every use from now on."""
         ...
 
 

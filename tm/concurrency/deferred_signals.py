@@ -61,7 +61,7 @@ _main = threading.main_thread().ident
 
 
 def _forked() -> None:
-    """In a child process, signal handlers run in the thread that forked."""
+    """Resets it in a child process, where signal handlers run in the thread that forked."""
     global _main  # noqa: PLW0603 — there is one in a process
     _main = get_ident()
 

@@ -106,7 +106,7 @@ class UninterruptedCalls:
             signals.end()
 
     def signals(self, about: object) -> DeferredSignals:
-        """For callers that do by themselves what `run` does."""
+        """The deferred signals, for callers that do by themselves what `run` does."""
         return DeferredSignals(about, self.break_off) if interruptible() else self._idle
 
     def run_for(self, seconds: float, about: object, work: Callable[[], T]) -> T:

@@ -124,7 +124,7 @@ class TaskPool:
             self._loop.call_soon_threadsafe(self._stopping.set)
 
     def stop(self, timeout_s: float) -> int:
-        """In their own event loop, which can't wait for them, it only asks: `astop` waits."""
+        """Stops the workers. In their own event loop, which can't wait for them, it only asks: `astop` waits."""
         if self._loop.is_closed():  # they have ended with it
             return 0
         with suppress(RuntimeError):  # no loop runs here

@@ -54,14 +54,14 @@ class StopSignals:
                 os.close(end)
 
     def wait(self) -> None:
-        """Until there is a signal, or `wake` was called."""
+        """Waits until there is a signal, or `wake` was called."""
         while (octet := os.read(self._out, 1)) not in _ENDING:
             if self._woken != _NO_READER:  # it is for the reader that was set before
                 with suppress(OSError):
                     os.write(self._woken, octet)
 
     def wake(self) -> None:
-        """From any thread, as often as one likes."""
+        """Ends `wait`, from any thread, as often as one likes."""
         with self._lock:
             if not self._closed:
                 self._write()

@@ -91,7 +91,7 @@ class Statistics:
 
     @property
     def counts(self) -> Counts:
-        """Since the start."""
+        """The counts since the start."""
         return self._counts
 
     @property
@@ -131,14 +131,14 @@ class Statistics:
         self._busy.pop(worker, None)
 
     def done(self, transaction: Transaction, outcome: str, messages: int, took_s: float) -> None:
-        """So many messages came to this, in a transaction that took so long."""
+        """Notes that so many messages had this outcome, in a transaction that took so long."""
         self._note(transaction)
         self.count(outcome, messages)
         if self._recorder is not None:
             self._recorder.consumed(self.system, self._queue, outcome, messages, took_s)
 
     def count(self, outcome: str, messages: int) -> None:
-        """So many messages came to this."""
+        """Notes that so many messages had this outcome."""
         if messages:
             with self._lock:
                 self._counts = replace(self._counts, **{outcome: getattr(self._counts, outcome) + messages})

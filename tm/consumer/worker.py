@@ -220,7 +220,7 @@ class Worker:
         self._unanswered: Unanswered | None = None
 
     async def run(self) -> None:
-        """Until the consumer is to stop."""
+        """Works until the consumer is to stop."""
         try:
             await receive_loop(self, self._job.settings, self._job.timeout_s, self._calls.is_stopping)
         finally:

@@ -246,7 +246,7 @@ class BlockingPorts:
         return None
 
     async def end(self, decision: Decision, decider: str | None = None) -> None:
-        """When it can't be noted now, recovery does it again."""
+        """Notes the end. When it can't be noted now, recovery does it again."""
         if decider is not None:
             resource = self._resources[decider]
             try:
@@ -314,5 +314,5 @@ def _open_again(resource: Resource, verb: Verb, branch: Branch) -> None:
 
 
 def _no_answer(answer: object) -> TypeError:
-    """For a verb that returned what is neither a Code nor, with TMASYNC, a Handle."""
+    """The error of a verb that returned what is neither a Code nor, with TMASYNC, a Handle."""
     return TypeError(f"it returned {answer!r}")

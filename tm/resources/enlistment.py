@@ -49,7 +49,7 @@ _AFTER: Final = {verb: ASSOCIATION.column(verb) for verb in AssociationVerb}
 
 
 class RollbackOnly(Exception):
-    """From now on the transaction can only be rolled back; `reason` says why."""
+    """The transaction can only be rolled back from now on; `reason` says why."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))
@@ -218,7 +218,7 @@ class Enlistments:
             raise RollbackOnly(Reason(enlistment.branch, "its work was delisted as failed"))
 
     def registered(self, resource: Resource) -> tuple[Enlistment, AssociationState | None]:
-        """For ax_reg: the enlistment of a dynamically registering resource, and what its association was before
+        """The enlistment, for ax_reg, of a dynamically registering resource, and what its association was before
         (None: it had none in this transaction)."""
         enlistment = self._by_name.get(resource.name)
         was = None

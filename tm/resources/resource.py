@@ -333,7 +333,7 @@ class Resource:
             self.rm.break_off()
 
     def leave(self, why: str) -> None:
-        """In a fork of the process that opened it: it stays the parent's, and is not opened again here."""
+        """Leaves it to the parent, in a fork of the process that opened it; it is not opened again here."""
         self._lock = threading.Lock()
         self.state = advance(RESOURCE, self.state, ResourceVerb.CLOSE)
         self.suspect, self.why = True, why

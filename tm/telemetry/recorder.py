@@ -105,13 +105,13 @@ class Telemetry:
                 self.instruments[metric] = record if before is None else _both(before, record)
 
     def recorder(self, node: str) -> Recorder:
-        """For a manager: what it records with."""
+        """The recorder of a manager."""
         recorder = Recorder(self, node)
         self._recorders.add(recorder)
         return recorder
 
     def dismiss(self, recorder: Recorder) -> None:
-        """For a recorder: it has nothing to tell any more."""
+        """Drops a recorder, which has nothing to report any more."""
         self._recorders.discard(recorder)
 
     def _observe(self, metric: Metric, _: CallbackOptions) -> Iterable[metrics.Observation]:
@@ -213,7 +213,7 @@ class Recorder:
         return [] if self._observed is None else list(POINTS[metric](self._observed))
 
     def close(self) -> None:
-        """Nothing is observed of this manager any more."""
+        """Observes nothing of this manager any more."""
         self._telemetry.dismiss(self)
 
     # --- transactions ---------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ class Recorder:
         return len(self._in_doubt())
 
     def in_doubt_s(self) -> float:
-        """For how long that has been known of the first of them."""
+        """The time for which that has been known of the first of them."""
         now, doubtful = perf_counter(), self._in_doubt()
         self._doubtful = {gtrid: self._doubtful.get(gtrid, now) for gtrid in doubtful}
         return now - min(self._doubtful.values(), default=now)

@@ -39,7 +39,7 @@ class TxCode(IntEnum):
 
 
 class CommitReturn(IntEnum):
-    """When tx_commit returns."""
+    """The moment at which tx_commit returns."""
 
     TX_COMMIT_COMPLETED = 0
     TX_COMMIT_DECISION_LOGGED = 1

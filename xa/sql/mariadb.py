@@ -56,7 +56,7 @@ def kill_query(engine: Engine, driver: Any) -> None:
 
 
 def encode_password(settings: MutableMapping[str, Any]) -> None:
-    """In what PyMySQL is to connect with: it would encode a password as Latin-1, where other clients take UTF-8."""
+    """Encodes the password for PyMySQL, which would take Latin-1, where other clients take UTF-8."""
     for name in ("password", "passwd"):
         if isinstance(settings.get(name), str):
             settings[name] = settings[name].encode()

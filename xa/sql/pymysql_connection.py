@@ -213,7 +213,7 @@ class BoundedConnection(pymysql.connections.Connection):
             raise self._given_up("the server's reply came before the request")
 
     def _left_s(self) -> float:
-        """For how long the socket may be waited for; pymysql.OperationalError: no longer."""
+        """The time for which the socket may be waited for; pymysql.OperationalError: no longer."""
         assert self._until is not None  # noqa: S101 — only then
         left_s = self._until - time.monotonic()
         if left_s <= 0:

@@ -302,7 +302,7 @@ class Endpoint:
 
 
 async def _body(loop: asyncio.AbstractEventLoop, peer: socket.socket, begun: bytes, length: int) -> bytes:
-    """So many octets, or less if no more come."""
+    """`length` octets, or less if no more come."""
     octets = begun
     while len(octets) < length:
         more = await loop.sock_recv(peer, length - len(octets))

@@ -99,7 +99,7 @@ class DeclaredConsumer(Generic[P, R]):
         return self.live.health()
 
     def connect(self, manager: TransactionManager[Any]) -> Consumer:
-        """For the App: a live one over `manager`."""
+        """A live consumer over `manager`, for the App."""
         options: dict[str, Any] = {
             name: getattr(self.settings, name) for name in self.settings.__slots__ if name != "queue"
         }
@@ -283,7 +283,7 @@ class App(Generic[Tx_co]):
         return function
 
     def add_transaction_class(self, kind: type[Tx]) -> None:
-        """For frameworks: the transactions are of this class too, beside those that the handlers declare."""
+        """Makes transactions instances of this class too, beside those that the handlers declare; for frameworks."""
         self._types[kind] = None
 
     @property

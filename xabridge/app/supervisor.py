@@ -113,7 +113,8 @@ def _name_of(code: int) -> str:
 
 
 class Supervisor:
-    """So many processes of `command`, which gets `--process NUMBER`. `watched` is the folder of the source files."""
+    """A number of processes of `command`, which gets `--process NUMBER`. `watched` is the folder of the source
+    files."""
 
     def __init__(self, command: Sequence[str], processes: int, shutdown_s: float, watched: Path | None = None) -> None:
         self._command = list(command)
@@ -130,7 +131,7 @@ class Supervisor:
         return subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)  # noqa: S603 — our own command
 
     def run(self) -> Exit:
-        """Until SIGTERM or SIGINT; the exit code."""
+        """Runs until SIGTERM or SIGINT; the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         if self._watched is not None:

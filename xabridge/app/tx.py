@@ -37,7 +37,7 @@ class Sends:
         self._undone.pop(id(send), None)
 
     def check(self) -> None:
-        """For a commit: ProtocolMisuse if a send is not done."""
+        """Checks, for a commit, that every send is done; else ProtocolMisuse."""
         undone, self._undone = list(self._undone.values()), {}
         if not undone:
             return

@@ -181,7 +181,7 @@ class Demo:
         self._display.say(f"console: {server.address} (leave name and password empty)")
 
     def run(self) -> dict[str, Any]:
-        """From the first order to the proof; the figures of the end."""
+        """Runs from the first order to the proof; the figures of the end."""
         self._display.preparing(f"placing {self._orders:,} orders")
         place(self._front, self._placed())
         self._display.begin()

@@ -24,7 +24,7 @@ class Display:
         self._shown = ""
 
     def begin(self) -> None:
-        """From now on time counts."""
+        """Starts to count the time."""
         self._began = time.monotonic()
 
     def preparing(self, text: str) -> None:

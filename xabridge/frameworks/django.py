@@ -100,7 +100,7 @@ class DjangoOrm:
 
     @contextmanager
     def take_part(self, tx: Tx) -> Iterator[None]:
-        """In this thread, the ORM works in `tx`. What `transaction.on_commit` was given is called when `tx` is
+        """Lets the ORM work in `tx` in this thread. What `transaction.on_commit` was given is called when `tx` is
         committed, if this block ends without an exception."""
         with ExitStack() as restored:
             joined = [self._join(tx, alias, resource, restored) for alias, resource in self.databases.items()]
@@ -110,7 +110,7 @@ class DjangoOrm:
                     connection.hand_over()
 
     def middleware(self, get_response: Callable[[Any], Any]) -> TransactionMiddleware:
-        """For Django's MIDDLEWARE: each request is one transaction."""
+        """The middleware for Django's MIDDLEWARE: each request is one transaction."""
         return TransactionMiddleware(self, get_response)
 
     def connect(self) -> None:
@@ -124,7 +124,7 @@ class DjangoOrm:
                     atexit.register(self.app.disconnect)
 
     def check_begin(self) -> None:
-        """For a transaction that begins in this thread. TransactionManagementError: a database of it is in a
+        """Checks that a transaction may begin in this thread. TransactionManagementError: a database of it is in a
         transaction of Django's own, which would end apart. ImproperlyConfigured: a test would use what is real."""
         for connection in connections.all(initialized_only=True):
             if connection.alias in self.databases:
@@ -152,7 +152,7 @@ class DjangoOrm:
         self._same.add(pair)
 
     def _check_resources(self) -> list[checks.CheckMessage]:
-        """For `manage.py check`: whether the configuration of the App has the resources."""
+        """Whether the configuration of the App has the resources; for `manage.py check`."""
         given = self.app.configuration
         try:
             configuration = given if isinstance(given, Configuration) else configuration_from(given, None)
@@ -200,7 +200,7 @@ class DjangoOrm:
             connection.execute_wrappers.append(self.refuse)
 
     def refuse(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
-        """For Django: a statement on a connection of its own, which TransactionManagementError refuses while a
+        """Carries out a statement on a connection of Django's own, which TransactionManagementError refuses while a
         transaction of the App is active."""
         tx = self.app.current_or_none()
         if tx is not None:
@@ -450,7 +450,7 @@ class BranchDatabase(BaseDatabaseWrapper):  # type: ignore[misc]  # Django has n
         return connection
 
     def _configure_connection(self, connection: Any) -> bool:
-        """For Django's `init_connection_state`: the settings of the connection, for this transaction; nothing is to be
+        """Sets, for Django's `init_connection_state`, what the connection needs in this transaction; nothing is to be
         committed."""
         options = self.settings_dict["OPTIONS"]
         if "isolation_level" in options:

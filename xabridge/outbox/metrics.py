@@ -80,7 +80,7 @@ class OutboxMetrics:
         return [self._observation(figures.oldest_s)] if figures is not None else []
 
     def _figures(self) -> Figures | None:
-        """None: the database is away, which shows in the metric as a gap."""
+        """The figures; None: the database is away, which shows in the metric as a gap."""
         try:
             return self._store.figures()
         except SQLAlchemyError:

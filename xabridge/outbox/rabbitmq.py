@@ -324,7 +324,7 @@ class _Wave:
             )
 
     def returned(self, why: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        """No queue takes this one. Its confirmation follows."""
+        """Notes that no queue takes this one. Its confirmation follows."""
         reason = f"no queue takes it: exchange {exchange!r}, routing key {routing_key!r} ({_said(why)})"
         message_id = message.properties.get("message_id")
         for one in self._open.values():

@@ -108,7 +108,7 @@ class Tables:
 
     @property
     def all(self) -> tuple[Table, Table, Table]:
-        """In the order in which they are made."""
+        """All tables, in the order in which they are made."""
         return self.lanes, self.outbox, self.inbox
 
     def create(self, engine: Engine, *, with_inbox: bool = True) -> None:

@@ -78,7 +78,7 @@ class Faults:
             return self.is_dead or any(at == "commit" for _, at in self._wanted)
 
     def clear(self) -> None:
-        """Nothing fails any more."""
+        """Drops all faults."""
         with self._lock:
             self._wanted.clear()
             self._kill = None
@@ -96,7 +96,7 @@ class Faults:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing fails meanwhile: it is the test that is at work, and not the application."""
+        """A context without faults: it is the test that is at work, and not the application."""
         self._paused += 1
         try:
             yield

@@ -71,7 +71,7 @@ class MariaDB:
             raise RuntimeError(f"mariadb-install-db exited with {made.returncode}: {made.stdout}{made.stderr}")
 
     def _folders(self) -> list[str]:
-        """For its data, and for temporary tables: a server that starts removes those that it finds there."""
+        """The folders for its data and for temporary tables: a server that starts removes those that it finds there."""
         return [f"--datadir={self._folder}/data", f"--tmpdir={self._folder}/temporary"]
 
     @staticmethod
@@ -125,12 +125,12 @@ class MariaDB:
             self._process = None
 
     def remove(self) -> None:
-        """For good."""
+        """Removes it for good."""
         self.stop(immediate=True)
         shutil.rmtree(self._folder)
 
     def freeze(self) -> None:
-        """From now on it neither reads nor answers."""
+        """Stops it: it neither reads nor answers from now on."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
 

@@ -136,7 +136,7 @@ async def _pipelines(console: Console, session: Session) -> list[PipelineView]:
 
 
 def _oldest_s(view: TransactionView) -> float:
-    """For how long it has been in doubt; for ever, if that is not known."""
+    """The time for which it has been in doubt; infinite if that is not known."""
     return max((math.inf if branch.age_s is None else branch.age_s for branch in view.in_doubt), default=0.0)
 
 

@@ -134,7 +134,7 @@ class Demo:
         stack.callback(self._gauge.close)
 
     def run(self) -> dict[str, Any]:
-        """From the first order to the proof; the figures of the end."""
+        """Runs from the first order to the proof; the figures of the end."""
         self._display.begin()
         began = time.monotonic()
         self._driver.start()

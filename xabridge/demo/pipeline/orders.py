@@ -65,7 +65,7 @@ class Revenue:
 
 
 def orders_from(seed: int, count: int) -> Iterator[Order]:
-    """So many orders, three a second; the same for the same seed."""
+    """Orders, three a second; the same for the same seed."""
     dice = random.Random(seed)  # noqa: S311 — no secret
     for number in range(1, count + 1):
         yield Order(number, dice.choice(PRODUCTS), dice.randrange(100, MOST_CENTS), BEGAN_S + number // 3)

@@ -41,7 +41,7 @@ class Figures:
     whole: bool = False
 
     def text(self, orders: int) -> str:
-        """In words, of so many orders."""
+        """The figures in words, of so many orders."""
         return f"rows {self.rows:,}/{orders:,} invoices {self.invoices:,} in doubt {self.in_doubt}"
 
 

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def shop_of(config: Path) -> Shop:
-    """Where the shop of a configuration is."""
+    """The place of a configuration's shop."""
     resources = configuration_from(config).resources
     broker, database = (
         found if isinstance(found, ResourceConfig) else ResourceConfig(found)

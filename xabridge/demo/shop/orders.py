@@ -46,7 +46,7 @@ class Order:
 
     @classmethod
     def read(cls, body: Any) -> Order:
-        """From the body of a message; ValueError where it is none."""
+        """Reads it from the body of a message; ValueError where it is none."""
         try:
             return cls(int(body["number"]), str(body["customer"]), int(body["cents"]))
         except (TypeError, KeyError, ValueError) as error:

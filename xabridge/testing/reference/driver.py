@@ -407,7 +407,7 @@ class ReferenceDriver(Driver[Association]):
         return held if association is None or association in held else [*held, association]
 
     def lose_replies(self, control: Control | None = None) -> None:
-        """No asynchronous request will be answered, of all or of one thread of control."""
+        """Loses the answers to asynchronous requests, of all or of one thread of control."""
         for reply in self.replies:
             if control is None or reply.control is control:
                 reply.outcome = LOST

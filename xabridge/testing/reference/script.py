@@ -71,7 +71,7 @@ class Script:
         times: int = 1,
         xid: Xid | None = None,
     ) -> None:
-        """From the `nth` call of `verb` from now on, `times` calls go this way. With `xid` only calls for that
+        """Plans that from the `nth` call of `verb` on, `times` calls go this way. With `xid` only calls for that
         branch count. Where several plans match a call, the earliest planned takes it."""
         if verb not in VERBS | DECIDER_VERBS:
             raise ValueError(f"{verb!r} can't be scripted; there are {', '.join(sorted(VERBS | DECIDER_VERBS))}")

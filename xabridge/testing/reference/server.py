@@ -247,7 +247,8 @@ class Server:
                 self.doom(branch, Code.XA_RBCOMMFAIL)
 
     def _settle(self, association: Association) -> None:
-        """After a change of its state: an association that is none is forgotten, an active one doesn't migrate."""
+        """Tidies up after a change of state: an association that is none is forgotten, an active one doesn't
+        migrate."""
         dialect = association.dialect
         if association.state is dialect.none:
             association.branch.associations.remove(association)

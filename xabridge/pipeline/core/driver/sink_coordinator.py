@@ -112,7 +112,7 @@ class SinkCoordinator:
 
     @staticmethod
     def checked(resources: Mapping[str, Resource], tasks: int, *, attempts: int = 2) -> None:
-        """For the start of a query: PipelineError where a database can't prepare the branches of so many tasks. Each
+        """Checks the start of a query: PipelineError where a database can't prepare the branches of so many tasks. Each
         task may leave those of so many `attempts` that Spark did not accept, or runs at a time."""
         for name, resource in resources.items():
             rm = resource.rm

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def not_bound(pipeline: str) -> str:
-    """For a source or a sink of a query that the pipeline was not bound to."""
+    """The error for a source or a sink of a query that the pipeline was not bound to."""
     return (
         f"pipeline {pipeline!r} is not bound to this start of a query, because its driver has not said which sources "
         "and which sink belong together. In the driver, call pipeline.register(spark) with the session that starts the "
@@ -19,7 +19,7 @@ def not_bound(pipeline: str) -> str:
 
 
 def read_by_another(pipeline: str, query: str, what: str) -> str:
-    """For a source that is not the one that the pipeline is bound to."""
+    """The error for a source that is not the one that the pipeline is bound to."""
     return (
         f"pipeline {pipeline!r} is read by another query of this driver ({query}), which {what}. Stop that query "
         "first, or give this one a pipeline of its own"
@@ -33,7 +33,7 @@ _ONE_DRIVER: Final = (
 
 
 def taken(pipeline: str, row: PipelineRow | None, why: str) -> str:
-    """For a driver that has lost the pipeline."""
+    """The error for a driver that has lost the pipeline."""
     if row is None:
         return f"pipeline {pipeline!r} was removed from its log"
     at = datetime.fromtimestamp(row.taken_at, UTC).isoformat(sep=" ", timespec="seconds")
@@ -44,7 +44,7 @@ def taken(pipeline: str, row: PipelineRow | None, why: str) -> str:
 
 
 def taken_meanwhile(pipeline: str, incarnation: int, own: int) -> str:
-    """For a driver that loses the pipeline in the midst of a change. Who has it is in the pipeline's row."""
+    """The error for a driver that loses the pipeline in the midst of a change. Who has it is in the pipeline's row."""
     return (
         f"pipeline {pipeline!r} was taken by another driver as incarnation {incarnation}; this process belongs to "
         f"incarnation {own}, {_ONE_DRIVER}"

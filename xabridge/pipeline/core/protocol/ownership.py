@@ -127,7 +127,7 @@ def _owner_of(known: PipelineOwnership) -> str | None:
 
 
 async def _give_up(ports: Ports, own: Incarnation, resources: Collection[str]) -> SweepResult:
-    """No earlier checkpoint will come back: finishes what is decided, and rolls back everything else. What is left."""
+    """Finishes what is decided, and rolls back everything else: no earlier checkpoint will come back. What is left."""
     waiting = await ports.ledger.waiting(None)
     for gtrid in sorted({row.gtrid for row in waiting}):
         swept = SweepResult()

@@ -101,7 +101,7 @@ class LedgerPort(Protocol):
         place: int = 0,
         fenced: Collection[tuple[str, bytes]] = (),
     ) -> None:
-        """From now on the epoch, which follows `previous`, belongs to this global transaction, which becomes the one
+        """Gives the epoch, which follows `previous`, to this global transaction, which becomes the one
         that was planned last. It may read at the resources of its shards, until it is known to be fenced there. Those
         in `fenced` are."""
         ...
@@ -193,7 +193,7 @@ class BranchPort(Protocol):
         ...
 
     async def fence(self, resource: str, gtrid: bytes) -> XaError | None:
-        """From now on no branch of the global transaction can be started or prepared there. A database has no
+        """Bars the global transaction there: no branch of it can be started or prepared from now on. A database has no
         fences, and answers None."""
         ...
 

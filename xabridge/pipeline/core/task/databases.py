@@ -114,7 +114,7 @@ class Database(Protocol):
         ...
 
     def before_upsert(self, resource: Resource, url: str, gtrid: bytes, pipeline: bytes) -> None:
-        """Before the branch of `upsert` begins."""
+        """Called before the branch of `upsert` begins."""
         ...
 
     def upsert(self, resource: Resource, gtrid: bytes, staged: Sequence[StagedRows], pipeline: bytes) -> None:
