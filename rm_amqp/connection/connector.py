@@ -27,7 +27,7 @@ BACKOFF_LAST_S: Final = 1.0
 
 class Connector:
     """Makes the connections of one resource manager instance. After a failure the next attempt waits, longer each
-    time, for whoever makes it."""
+    time."""
 
     def __init__(
         self,

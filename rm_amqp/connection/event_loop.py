@@ -49,7 +49,7 @@ class Wakeup:
         if threading.get_ident() == self._thread:
             self._go_on()
             return
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits there
+        with suppress(RuntimeError):  # the loop is closed, and no task waits there
             self._loop.call_soon_threadsafe(self._go_on)
 
     def _go_on(self) -> None:

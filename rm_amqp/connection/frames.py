@@ -57,11 +57,11 @@ class OutgoingFrames:
         if not properties:
             self._properties.pop((name, receiver), None)
             return
-        told: Map = {Symbol(key): value for key, value in properties.items()}
-        size = len(encode(told))
+        symbols: Map = {Symbol(key): value for key, value in properties.items()}
+        size = len(encode(symbols))
         if size > MAX_PROPERTIES:
             raise ValueError(f"properties of {size} octets; a flow takes at most {MAX_PROPERTIES}")
-        self._properties[name, receiver] = told
+        self._properties[name, receiver] = symbols
 
     def set_default_outcome(self, name: str, outcome: bytes) -> None:
         """The attach of our receiver `name`, which is not written yet, gives its source this default outcome, which is

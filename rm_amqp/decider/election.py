@@ -121,11 +121,11 @@ def lease_slots(foundings: Iterable[FoundingMessage]) -> list[int]:
 
 def founding_in_use(foundings: Foundings, tokens: Iterable[Token]) -> FoundingMessage | bytes | None:
     """Which founding counts, by the tokens that were used: one of `foundings`, a founder that is not among them, or
-    None where nobody has used any. WrongTokenError: two are in use."""
+    None where none was used. WrongTokenError: two are in use."""
     founders = {token.founder for token in tokens if token.used}
     if len(founders) > 1:
-        told = " and ".join(sorted(founder.hex() for founder in founders))
-        raise WrongTokenError(f"deciders {told} both use its tokens: name another token_queue for one of them")
+        listed = " and ".join(sorted(founder.hex() for founder in founders))
+        raise WrongTokenError(f"deciders {listed} both use its tokens: name another token_queue for one of them")
     for founder in founders:
         return {founding.founder: founding for founding in foundings}.get(founder, founder)
     return None

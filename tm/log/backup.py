@@ -1,4 +1,4 @@
-"""A copy of a FileLog, taken beside whoever is at work with it: `back_up` takes no lock, and changes nothing there.
+"""A copy of a FileLog, taken while a process is at work with it: `back_up` takes no lock, and changes nothing there.
 
 1. Read the current segment as `tm.log.inspection` does.
 2. Force it: what was read may not have been forced yet, and a copy must not know of a decision that the log loses.

@@ -39,14 +39,14 @@ def examine_folder(folder: Path) -> Iterator[Check]:
         forced_s = _force(place)
     except OSError as error:
         who = f"uid {os.geteuid()}"
-        mend = f"give this user ({who}) write access, or name another folder"
-        yield Check(Health.FAIL, "folder", f"{place} can't be written: {error.strerror or error}", mend)
+        advice = f"give this user ({who}) write access, or name another folder"
+        yield Check(Health.FAIL, "folder", f"{place} can't be written: {error.strerror or error}", advice)
         return
     made = "" if place == folder else " (to be made)"
     milliseconds = f"{1000 * forced_s:.1f} ms"
     if forced_s >= SLOW_S:
-        mend = "each commit waits for a force: put the log on a local disk"
-        yield Check(Health.WARN, "folder", f"{folder}{made}: writable, but a force takes {milliseconds}", mend)
+        advice = "each commit waits for a force: put the log on a local disk"
+        yield Check(Health.WARN, "folder", f"{folder}{made}: writable, but a force takes {milliseconds}", advice)
     else:
         yield Check(Health.OK, "folder", f"{folder}{made}: writable, forced in {milliseconds}")
     yield from _kept_on(place)
@@ -77,16 +77,16 @@ def _force(folder: Path) -> float:
 def _kept_on(folder: Path) -> Iterator[Check]:
     kind = file_system_of(folder.resolve())
     if kind in _VOLATILE:
-        mend = "put it on a disk: what is decided has to outlive the machine's power"
-        yield Check(Health.FAIL, "disk", f"it is kept in memory ({kind})", mend)
+        advice = "put it on a disk: what is decided has to outlive the machine's power"
+        yield Check(Health.FAIL, "disk", f"it is kept in memory ({kind})", advice)
     elif kind == "overlay":
-        mend = (
+        advice = (
             "mount a volume there: otherwise the decisions are deleted with the container, and branches stay in doubt"
         )
-        yield Check(Health.WARN, "disk", "it is in a container's own layer (overlay)", mend)
+        yield Check(Health.WARN, "disk", "it is in a container's own layer (overlay)", advice)
     elif kind in _NETWORK:
-        mend = "put it on a local disk, or keep decisions in a database: locks and forces go over the network here"
-        yield Check(Health.WARN, "disk", f"it is on a network file system ({kind})", mend)
+        advice = "put it on a local disk, or keep decisions in a database: locks and forces go over the network here"
+        yield Check(Health.WARN, "disk", f"it is on a network file system ({kind})", advice)
 
 
 def file_system_of(folder: Path, mounts: Path = _MOUNTS) -> str | None:

@@ -31,10 +31,10 @@ the one before it ends, and only after that one was forced. Therefore:
 
 - A valid frame somewhere behind an octet that belongs to none proves that what stood there was forced: the
   segment is damaged. So is one whose header or first frame is not valid.
-- Where no valid frame follows, what stands there is a write that was never forced, so nobody was told that it
+- Where no valid frame follows, what stands there is a write that was never forced, so no caller learned that it
   is durable: the log ends there. Octets of an earlier use of the file have another mark and are never frames.
 - A frame that was forced and then spoiled before anything was written behind it looks the same. It can't be
-  told; that is why the log is closed with one more frame, and why opening it begins a new segment.
+  distinguished; that is why the log is closed with one more frame, and why opening it begins a new segment.
 - A file whose identity is not the one in its header is a copy of the one that was written.
 
 It is assumed, as by other logs of this kind, that writing a block anew does not harm those of its octets that

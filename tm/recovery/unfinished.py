@@ -1,4 +1,5 @@
-"""UnfinishedTransactions: transactions whose commit or rollback ended, or was broken off, before every branch was told.
+"""UnfinishedTransactions: transactions whose commit or rollback ended, or was broken off, before every branch was
+asked to complete.
 
 Recovery finds prepared branches by scanning. A branch that is not prepared is in no scan: one whose rollback got lost,
 one whose commit in one phase got lost, and the branches of a commit that an interruption (KeyboardInterrupt, say) has
@@ -76,7 +77,7 @@ class UnfinishedTransactions:
             decided = await self._is_decided(transaction)
             if decided is None:
                 findings += [
-                    Finding(branch, Action.PENDING, "its completion was broken off, and its decision can't be told now")
+                    Finding(branch, Action.PENDING, "its completion was broken off, and its decision is unknown now")
                     for branch in transaction.branches
                 ]
                 return False
@@ -123,7 +124,7 @@ class UnfinishedTransactions:
                 return  # XAER_INVAL: nothing is outstanding
 
     async def _is_decided(self, transaction: UnfinishedTransaction) -> bool | None:
-        """Step 2; None: it can't be told now."""
+        """Step 2; None: it is unknown now."""
         if transaction.decider is not None:
             word = await self._ports.settle(transaction.decider, transaction.gtrid)
             return None if isinstance(word, XaError) else word is not None

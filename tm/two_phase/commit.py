@@ -16,8 +16,8 @@ commit():
  7. If every branch is finished, note lazily that the decision has ended.
 
 The answers of step 6 need not be waited for at once. If `leaves` names a resource, the coroutine suspends itself when
-every commit was sent, all others have answered XA_OK, and the answers of this resource are outstanding. Whoever resumes
-it waits for them, and goes on as if it had never stopped.
+every commit was sent, all others have answered XA_OK, and the answers of this resource are outstanding. The caller that
+resumes it waits for them, and goes on as if it had never stopped.
 
 rollback(): end every association with failure, roll back every branch. Nothing is logged, because recovery rolls back
 every branch without a decision.
@@ -86,11 +86,11 @@ class TwoPhaseCommit:
 
     `branches` are its branches without the decider's. `associations` are the (resource, xid) pairs that are still
     associated, in the order in which they were made; `late` says that each of them is the only one of its branch. With
-    `stops_at_decision` the coroutine suspends itself once, when the decision is durable and nobody was told yet; with
-    `leaves`, once when every branch was told (step 6).
+    `stops_at_decision` the coroutine suspends itself once, when the decision is durable and no branch was asked to
+    commit yet; with `leaves`, once when every branch was asked to commit (step 6).
 
     `came_to` collects what became of the branches that had work: COMMITTED, ROLLED_BACK, MIXED, HAZARD. `uncertain`: a
-    branch that is not pending may be prepared, or listed, all the same: its vote or its end was told by an error.
+    branch that is not pending may be prepared, or listed, all the same: its vote or its end came as an error.
     """
 
     __slots__ = (
@@ -262,7 +262,7 @@ class TwoPhaseCommit:
             self.uncertain = True
             return await self._refuse(())
         if code_of(answer) is Code.XAER_NOTA and not await self._ports.is_held(self.gtrid, None):
-            self.pending = [branch]  # whoever took the log over meanwhile has found no decision there
+            self.pending = [branch]  # a node that took the log over meanwhile has found no decision there
             return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
         if meaning is not Meaning.LATER:
             return await self._alone_on_its_own(branch, meaning)
@@ -461,5 +461,5 @@ def _answer_for(branch: Branch, outcome: BranchOutcome | XaError, answer: Answer
         return xa_error(Code.XA_RBROLLBACK, "commit: it was prepared, and somebody else has rolled it back", branch.xid)
     if outcome is BranchOutcome.UNKNOWN:
         return answer
-    why = "it is prepared still" if outcome is BranchOutcome.PREPARED else f"its outcome can't be told: {outcome}"
+    why = "it is prepared still" if outcome is BranchOutcome.PREPARED else f"its outcome is unknown: {outcome}"
     return xa_error(Code.XA_RETRY, f"commit: {why}", branch.xid)

@@ -44,7 +44,7 @@ class Asked:
 
 
 class OutcomePorts(Protocol):
-    """The common part of a two-phase commit and a recovery pass: branches are asked, and what came of it is noted."""
+    """The common part of a two-phase commit and a recovery pass: branches are asked, and the results are noted."""
 
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
         """Asks `verb`, with `flags`, of every branch, overlapped where the resource managers can. The answers are in
@@ -94,6 +94,6 @@ class Ports(OutcomePorts, Protocol):
         ...
 
     async def is_held(self, gtrid: bytes, decider: str | None) -> bool:
-        """Whether nobody else can have finished branches of `gtrid` since it began, because this process has held the
-        lease at `decider`, or without a decider the log, all the time. False where that can't be told."""
+        """Whether no other process can have finished branches of `gtrid` since it began, because this process has held
+        the lease at `decider`, or without a decider the log, all the time. False where that is unknown."""
         ...

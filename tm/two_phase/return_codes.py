@@ -13,8 +13,8 @@ from xa.machine import Member
 
 
 class Verb(Member):
-    """The calls of a completion. END_LATE is an end that may be told with the prepare that follows; COMMIT_AGAIN is a
-    commit that may have been carried out before: by an earlier try, or by whoever recovered the decision meanwhile."""
+    """The calls of a completion. END_LATE is an end that may be sent with the prepare that follows; COMMIT_AGAIN is a
+    commit that may have been carried out before: by an earlier try, or by recovery meanwhile."""
 
     END = "end"
     END_LATE = "end, with prepare"

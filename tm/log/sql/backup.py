@@ -1,4 +1,4 @@
-"""A copy of a SqlLog in a file of SQLite, taken beside whoever is at work with it.
+"""A copy of a SqlLog in a file of SQLite, taken while a process is at work with it.
 
 In the copy each incarnation that was not closed is cut (`tm.log.incarnations`): it presumes nothing about what they
 decided since. So it does not depend on the identity of its file, by which a copy made by other means is recognised.

@@ -217,7 +217,7 @@ class GtridTable:
 
     def _moved_with(self, gtrid: bytes, record: bytes, beside: Callable[[Any], None]) -> bool:
         """The change to committed, and what `beside` does, in one transaction; whether there was the change. The row
-        of the gtrid is changed first, so that nobody aborts it or takes the node meanwhile, and what is committed
+        of the gtrid is changed first, so that no one aborts it or takes the node meanwhile, and what is committed
         already is not done again."""
         with self._database.writing(), self._database.engine.connect() as connection:
             connection.execute(text("BEGIN IMMEDIATE" if self._database.is_sqlite else "BEGIN"))
