@@ -57,7 +57,7 @@ class _Doubtful:
 
 
 class Sequences:
-    """Those of one incarnation. Safe to use from many threads; `over` waits for nobody."""
+    """Those of one incarnation. Safe to use from many threads; `over` never waits."""
 
     def __init__(self, clock: Callable[[], float], late_s: float = LATE_S, ahead: int = AHEAD) -> None:
         self.take: Callable[[], int] = itertools.count(1).__next__

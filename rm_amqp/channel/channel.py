@@ -5,7 +5,7 @@ itself from its first start until none of its associations is left. Everything h
 (`rm_amqp.connection.endpoint.Steps`).
 
 Few exchanges are needed, because what may leave together does. A start does not wait with `ahead`. Messages are sent
-settled and wait for nothing. Outcomes of received messages are told with the end, and the end follows them. The
+settled and wait for nothing. Outcomes of received messages are sent with the end, and the end follows them. The
 broker refuses the end, and so the prepare, of a branch in which anything that was sent settled went wrong.
 """
 
@@ -147,7 +147,7 @@ class DistributedChannel:
         work.move(event)
 
     async def end_and_prepare(self, work: Work, deadline: float) -> Answer:
-        """Tells what became of the work's messages, its end, and prepare, in one write; `vote` says what came of it."""
+        """Sends the outcomes of the work's messages, its end, and prepare, in one write; `vote` has the result."""
         if self.control.state is not ATTACHED:
             self.messages.check()
         message = control_message(End(work.txn_id, prepare=True))
@@ -191,7 +191,7 @@ class DistributedChannel:
         return start_message(Start(work.xid, join, resume, work.txn_id, timeout_s))
 
     async def _answered(self, answer: Answer, deadline: float) -> None:
-        """Waits for what came of a control message. RefusedError: it was refused."""
+        """Waits for the outcome of a control message. RefusedError: it was refused."""
         while not answer.there:
             await Change(self.endpoint, deadline, LATE)
         if answer.refusal is not None or answer.lost:
@@ -235,16 +235,16 @@ async def coordinator_offers(endpoint: Endpoint, control: Control, deadline: flo
 
 def unusable(endpoint: Endpoint, why: str) -> ConnectionLost:
     """The broker was reached, and can't be used: the connection is given up."""
-    told = f"the broker {endpoint.peer or '?'} at {endpoint.broker} {why}"
-    endpoint.lose(told, Cause.UNUSABLE)
-    return ConnectionLost(Cause.UNUSABLE, told)
+    message = f"the broker {endpoint.peer or '?'} at {endpoint.broker} {why}"
+    endpoint.lose(message, Cause.UNUSABLE)
+    return ConnectionLost(Cause.UNUSABLE, message)
 
 
 def _swallowed(work: Work) -> str:
     """What was lost on the way, so that the branch may not be committed; the empty string for nothing.
 
     That is a message that was sent over a link which the broker closed (it has said so before it answers the end), or
-    one that the branch took from a queue and nobody received."""
+    one that the branch took from a queue and that was not received."""
     if work.unread:
         return f"what was gathered from {work.unread} was not received"
     for sender in work.senders:

@@ -70,8 +70,8 @@ class CommandChannel:
                 self.endpoint.lose("the broker did not answer in time", Cause.UNREACHABLE)
             self.endpoint.check()
             if link.refusal is not None:
-                told = f"{link.refusal.condition}: {link.refusal.description}"
-                self.endpoint.lose(f"the broker has no command channel ({told})", Cause.UNUSABLE)
+                reason = f"{link.refusal.condition}: {link.refusal.description}"
+                self.endpoint.lose(f"the broker has no command channel ({reason})", Cause.UNUSABLE)
                 self.endpoint.check()
 
     def send(self, body: bytes) -> Request:
@@ -86,7 +86,7 @@ class CommandChannel:
         return request
 
     async def answer(self, request: Request, deadline: float) -> Reply:
-        """Waits for the answer. RefusedError: it is a refusal. TimedOut, ConnectionLost: nobody knows."""
+        """Waits for the answer. RefusedError: it is a refusal. TimedOut, ConnectionLost: it is unknown."""
         while not self.answered(request):
             if self.broken:
                 self._check()
@@ -119,7 +119,7 @@ class CommandChannel:
             self.endpoint.lose("the broker sent a response that is none")
             return
         request = self._waiting.pop(number, None) if number is not None else None
-        if request is None:  # nobody waits for it any more
+        if request is None:  # no caller waits for it any more
             return
         try:
             request.reply = read_reply(body)
@@ -131,9 +131,9 @@ class CommandChannel:
         self.endpoint.check()
         for link in (self._requests, self._replies):
             if link.refusal is not None:
-                told = f"{link.refusal.condition}: {link.refusal.description}"
+                reason = f"{link.refusal.condition}: {link.refusal.description}"
                 raise ConnectionLost(
-                    Cause.LOST, f"the broker at {self.endpoint.broker} closed the command channel ({told})"
+                    Cause.LOST, f"the broker at {self.endpoint.broker} closed the command channel ({reason})"
                 )
 
 

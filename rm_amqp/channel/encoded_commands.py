@@ -129,7 +129,8 @@ def coordination(command: Coordination) -> bytes:
 
 
 class Requests:
-    """Writes the requests of one command channel, whose responses go to `reply_to`. They are told apart by number."""
+    """Writes the requests of one command channel, whose responses go to `reply_to`. They are distinguished by
+    number."""
 
     def __init__(self, reply_to: str) -> None:
         items = [NULL, NULL, NULL, NULL, encode(reply_to), b"\x80" + bytes(8)]

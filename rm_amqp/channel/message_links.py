@@ -8,7 +8,7 @@ returned before the next receive: the broker redelivers what was rolled back beh
 of their order. `recall` says that this is due.
 
 What is gathered, posted and read in bulk is by the thousand, as octets. The broker acquires and settles what is
-gathered, for the branch, when it sends it: nothing has to be told of each message, and what is lost on the way is lost
+gathered, for the branch, when it sends it: nothing has to be sent for each message, and what is lost on the way is lost
 with the branch. Nothing of it is ever prefetched.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Browser = Receiver | Peek
 
 IDLE_S: Final = 1.0
-"""How long prefetched messages are kept for an address from which nobody receives any more."""
+"""How long prefetched messages are kept for an address from which no one receives any more."""
 MAX_LINKS: Final = 64
 """Links to addresses that are kept for the next transaction."""
 BROWSED: Final = 100
@@ -77,8 +77,8 @@ class MessageLinks:
         """XAER_INVAL where the broker does not offer a capability that a message needs."""
         if capability not in self._endpoint.offered:
             broker = self._endpoint.broker
-            told = f"work: the message is to be delivered later, and the broker at {broker} does not offer {capability}"
-            raise xa_error(Code.XAER_INVAL, told)
+            why = f"work: the message is to be delivered later, and the broker at {broker} does not offer {capability}"
+            raise xa_error(Code.XAER_INVAL, why)
 
     def offers(self, capability: str) -> bool:
         """Whether the broker offers a capability."""
@@ -155,10 +155,10 @@ class MessageLinks:
     @staticmethod
     def _check_size(sender: Sender, octets: bytes) -> None:
         if 0 < sender.max_octets < len(octets):
-            told = (
+            message = (
                 f"a message of {len(octets)} octets; the broker takes at most {sender.max_octets} for {sender.address}"
             )
-            raise refused(Code.XAER_INVAL, told, condition=Condition.MESSAGE_SIZE)
+            raise refused(Code.XAER_INVAL, message, condition=Condition.MESSAGE_SIZE)
 
     async def all_sent(self, work: Work, deadline: float) -> None:
         """Waits until every message has left, because the end may not overtake one that waits for credit."""
@@ -197,7 +197,7 @@ class MessageLinks:
                 break
             await Change(self._endpoint, deadline)
 
-        self.check_work(work)  # nobody would say what became of a message that is taken after the end
+        self.check_work(work)  # a message that is taken after the end would have no outcome
         if not receiver.arrived:
             return None
         _prefetch(receiver, prefetch, 1)
@@ -259,7 +259,7 @@ class MessageLinks:
         """The txn-id is about to be discharged: no flow names it any more. What came over a link for this branch and
         was not received goes back with the link, so that the next branch does not take it for its own.
 
-        The address from which something was gathered that nobody received, or the empty string: the branch has taken
+        The address from which something was gathered that was not received, or the empty string: the branch has taken
         it, and may not be committed."""
         for key, receiver in tuple(self._receivers.items()):
             if key[1] and not self._stops_acquiring(receiver):
@@ -383,8 +383,8 @@ class MessageLinks:
 
     # -- at rest
     def put_down(self, now: float) -> bool:
-        """Nobody has the channel any more; whether it `is_late`, because it was used for something else all the
-        time."""
+        """Notes that the channel is not in use any more; whether it `is_late`, because it was used for something else
+        all the time."""
         late = False
         for receiver in tuple(self._receivers.values()):
             if receiver.used:
@@ -394,11 +394,11 @@ class MessageLinks:
         return late
 
     def is_late(self, now: float) -> bool:
-        """Whether messages may have been prefetched for an address from which nobody has received for a while."""
+        """Whether messages may have been prefetched for an address from which no one has received for a while."""
         return any(receiver.resting_since < now - IDLE_S for receiver in tuple(self._receivers.values()))
 
     def release_prefetched(self, now: float) -> None:
-        """What was prefetched for addresses from which nobody has received for a while is given back, first the credit
+        """What was prefetched for addresses from which no one has received for a while is given back, first the credit
         and then, at the next call, the messages. It waits for nothing."""
         if self._control.state is not ATTACHED:
             return
@@ -413,8 +413,8 @@ class MessageLinks:
             receiver.resting_since = math.inf
 
     async def empty(self, deadline: float) -> None:
-        """The channel is about to be closed: what was prefetched is given back, and what is on its way. Nobody has seen
-        it, so that it does not count as delivered, as it would with the end of its link."""
+        """The channel is about to be closed: what was prefetched is given back, and what is on its way. It was not
+        seen, so that it does not count as delivered, as it would with the end of its link."""
         receivers = [receiver for receiver in self._receivers.values() if receiver.attached]
         for receiver in receivers:
             if receiver.credit > 0:

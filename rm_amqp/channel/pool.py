@@ -111,7 +111,7 @@ class ChannelPool(ConnectionPool[PooledChannel[C]]):
         super().release(connection, keep=keep)
 
     def maintain(self) -> float | None:
-        """Gives back what was prefetched for addresses from which nobody has received for a while
+        """Gives back what was prefetched for addresses from which no one has received for a while
         (`xa.keep_alive`)."""
         if self._closed:
             return None

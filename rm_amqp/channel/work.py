@@ -1,7 +1,7 @@
 """One thread of control's work for one branch, as the client keeps it: what an association is to the channel.
 
 On the wire a txn-id stands for the work while it is active. What the application received is held here until the work
-ends. Only then are the outcomes told, all in one write with the end, so that the application can change its mind until
+ends. Only then are the outcomes sent, all in one write with the end, so that the application can change its mind until
 then.
 
     NEW --begin--> ACTIVE --leave--> LEAVING --suspend--> SUSPENDED --begin--> ACTIVE
@@ -54,7 +54,7 @@ class WorkState(Member):
 
     NEW = "not begun"
     ACTIVE = "active"
-    LEAVING = "what became of its messages is told, its end is not known"
+    LEAVING = "the outcomes of its messages are sent, its end is not known"
     SUSPENDED = "suspended"
     ENDED = "ended"
 
@@ -63,7 +63,7 @@ class WorkEvent(Member):
     """The events that move work."""
 
     BEGIN = "begun or resumed"
-    LEAVE = "to be suspended or ended: what became of its messages is told"
+    LEAVE = "to be suspended or ended: the outcomes of its messages are sent"
     SUSPEND = "suspended"
     END = "ended, whatever the broker said of it"
 
@@ -73,7 +73,7 @@ WORK: Final[dict[tuple[WorkState, WorkEvent], WorkState]] = {
     (WorkState.NEW, WorkEvent.BEGIN): ACTIVE,
     (SUSPENDED, WorkEvent.BEGIN): ACTIVE,
     (ACTIVE, WorkEvent.LEAVE): LEAVING,
-    (ACTIVE, WorkEvent.SUSPEND): SUSPENDED,  # of a local transaction, which is not told
+    (ACTIVE, WorkEvent.SUSPEND): SUSPENDED,  # of a local transaction, which is not informed
     (LEAVING, WorkEvent.SUSPEND): SUSPENDED,
     (ACTIVE, WorkEvent.END): ENDED,
     (LEAVING, WorkEvent.END): ENDED,
@@ -135,7 +135,7 @@ class Work:
         self.senders: set[Sender] = set()
         """The links on which it has sent since it is active."""
         self.unread = ""
-        """The address from which it took messages that nobody received."""
+        """The address from which it took messages that were not received."""
 
         self.opening: Answer | None = None
         """The result of a start that no call has waited for."""

@@ -1,4 +1,4 @@
-"""A connection as those who use it have it: an endpoint and its socket, driven by whoever waits for something.
+"""A connection as those who use it have it: an endpoint and its socket, driven by the thread that waits for something.
 
 There is no thread between caller and socket. `Connection.run` runs steps (`rm_amqp.connection.endpoint.Steps`) in the
 thread of its caller: it writes what the endpoint has to say, waits for the socket, and reads, until the steps are done.
@@ -41,8 +41,8 @@ BUSY_S: Final = 0.05
 
 
 class StepsRun(Generic[T]):
-    """A run of steps for which nobody blocks: until when they wait, and for what; or their result. `wake` tells
-    whoever waits, from any thread, that something happened."""
+    """A run of steps for which no thread blocks: until when they wait, and for what; or their result. `wake` tells
+    the waiting caller, from any thread, that something happened."""
 
     __slots__ = ("deadline", "done", "later", "reads", "result", "steps", "wake", "writes")
 
@@ -103,7 +103,7 @@ class Connection(Protocol):
         ...
 
     def cancel(self, run: StepsRun[T]) -> None:
-        """Nobody waits for these steps any more."""
+        """Gives up these steps, for which no one waits any more."""
         ...
 
     def fileno(self) -> int:
@@ -124,7 +124,7 @@ class Connection(Protocol):
         ...
 
     def break_off(self) -> None:
-        """Breaks the connection while other threads wait for it, as a network does that fails. It waits for nobody."""
+        """Breaks the connection while other threads wait for it, as a network does that fails. It never waits."""
         ...
 
 
@@ -161,7 +161,7 @@ class SocketConnection:
         self._waiters: list[Waiter] = []
         """The other threads, which wait for what it reads."""
         self._runs: set[StepsRun[Any]] = set()
-        """Steps for which nobody blocks."""
+        """Steps for which no thread blocks."""
         self._unsent: deque[bytes | memoryview] = deque()
         self._asked = False
         """Whether something was written since a caller last waited."""
@@ -228,8 +228,8 @@ class SocketConnection:
         """Loses a connection in whose step a thread was interrupted.
 
         Ctrl-C may come at any instruction of the main thread, twice even. Half a frame, or half a message, may be on
-        its way then, and whoever used the connection next would go on in the middle of it. So whoever begins a step
-        while the one before has not ended gives the connection up, and its branches are rolled back with it."""
+        its way then, and the next user of the connection would go on in the middle of it. So a thread that begins a
+        step while the one before has not ended gives the connection up, and its branches are rolled back with it."""
         self.endpoint.lose("a thread was interrupted while it used the connection")
         self._unsent.clear()
         self._in_step = self._reading = False
@@ -276,10 +276,10 @@ class SocketConnection:
             if self._in_step:
                 self._give_up()
             self._in_step = True
-            with contextlib.suppress(ValueError):  # whoever woke it has taken it out
+            with contextlib.suppress(ValueError):  # the thread that woke it has taken it out
                 self._waiters.remove(waiter)
 
-    # -- steps for which nobody blocks
+    # -- steps for which no thread blocks
     def begin(self, steps: Steps[T], wake: Callable[[], None], *, later: bool = False) -> StepsRun[T]:
         run = StepsRun(steps, wake, later=later)
 
@@ -346,7 +346,7 @@ class SocketConnection:
                 run.wake()
 
     def _wake_waiters(self, *, reads: bool = False) -> None:
-        """Wakes the threads whose wait is over, and one to read where nobody does. `reads`: the caller will go on
+        """Wakes the threads whose wait is over, and one to read where none does. `reads`: the caller will go on
         reading, or call this again."""
         lost, left = self.endpoint.lost is not None, []
         for waiter in self._waiters:
@@ -462,6 +462,6 @@ class SocketConnection:
                 self._dropped = True
                 self.endpoint.lose("it was closed", Cause.CLOSED)
                 with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for it
+                    self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
                 self._socket.close()
                 self._notify()

@@ -7,7 +7,7 @@ links (`rm_amqp.connection.links`), and in the endpoint's state:
     OPENING --open--> OPEN --lose--> LOST        (OPENING --lose--> LOST, too)
 
 What is done over a connection is written as `Steps`: coroutines (`docs/decisions/0022-coroutines-over-ports.md`) that
-await a `Change` where they have to wait. Whoever drives an endpoint lets one thread at a time in.
+await a `Change` where they have to wait. The driver of an endpoint lets one thread at a time in.
 """
 
 from __future__ import annotations

@@ -297,7 +297,7 @@ class Receiver(Link):
 
         self._parts: list[bytes] = []
         self.used = False
-        """Whether whoever has the channel has received from it."""
+        """Whether the user of the channel has received from it."""
         self.resting_since = math.inf
         """When the channel was put down after that, as long as something may have been prefetched."""
         proton.set_source(self.pointer, address, capabilities, browse=browse)
@@ -345,7 +345,7 @@ class Receiver(Link):
         proton.drain_with_credit(self.pointer, 0)
 
     def give_back(self) -> None:
-        """Releases the messages that nobody has taken."""
+        """Releases the messages that were not taken."""
         while self.arrived:
             self.settle(self.arrived.popleft(), None, RELEASED)
 
@@ -386,9 +386,9 @@ class Receiver(Link):
             proton.set_state(delivery, *state)
         elif code:
             proton.update(delivery, code)
-        return self._told(delivery)
+        return self._settled(delivery)
 
-    def _told(self, delivery: DeliveryPointer) -> Answer | None:
+    def _settled(self, delivery: DeliveryPointer) -> Answer | None:
         """The outcome of a delivery is set."""
         proton.settle(delivery)
         return None
@@ -404,12 +404,12 @@ class Receiver(Link):
 
 class ConfirmedReceiver(Receiver):
     """Takes messages, and hears of every outcome whether the broker has carried it out (receiver-settle-mode second).
-    On a link that settles first, nobody would hear that a lock had run out."""
+    On a link that settles first, it would stay unknown that a lock had run out."""
 
     def _before_attach(self) -> None:
         proton.settle_second(self.pointer)
 
-    def _told(self, delivery: DeliveryPointer) -> Answer | None:
+    def _settled(self, delivery: DeliveryPointer) -> Answer | None:
         answer = self.endpoint.answers[delivery] = Answer(self)
         return answer
 

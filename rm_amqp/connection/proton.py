@@ -6,7 +6,7 @@ library. Most of them are the library's own functions under another name, so tha
 
 Each engine is used by one thread at a time; engines share nothing. A pointer is valid for a time: a link until
 `free_link`, a delivery until it is settled or its link is freed, an event until it is popped. Nothing checks that:
-whoever holds a pointer drops it at that moment.
+the holder of a pointer drops it at that moment.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Engine:
         condition = lib.pn_transport_condition(self._transport)
         if not lib.pn_condition_is_set(condition):
             return ""
-        name, told = lib.pn_condition_get_name(condition), lib.pn_condition_get_description(condition)
-        return f"{_text(name)}: {_text(told)}"
+        name, description = lib.pn_condition_get_name(condition), lib.pn_condition_get_description(condition)
+        return f"{_text(name)}: {_text(description)}"
 
     # -- what the peer says
     def peer(self) -> str:
@@ -161,7 +161,7 @@ class Engine:
 
 
 def _free(connection: Pointer, transport: Pointer, collector: Pointer) -> None:
-    """Frees the memory of an engine that nobody has any more."""
+    """Frees the memory of an engine that is not used any more."""
     lib.pn_transport_unbind(transport)
     lib.pn_collector_release(collector)
     lib.pn_decref(transport)
@@ -386,7 +386,7 @@ def _put_symbols(data: Pointer, names: Sequence[str]) -> None:
 
 
 def _refusal(condition: Pointer) -> Refusal | None:
-    """The error that the peer told; None where it told none."""
+    """The error that the peer sent; None where it sent none."""
     if not lib.pn_condition_is_set(condition):
         return None
     info = _value(lib.pn_condition_info(condition))

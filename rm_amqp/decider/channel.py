@@ -72,8 +72,8 @@ class LocalWork(Work):
         self.all_taken()
 
     def await_answer(self, answer: Answer, outcome: bytes = TAKE) -> None:
-        """A message was sent, or an outcome told, whose answer has not been read. `outcome`: what it says if all is
-        well."""
+        """Notes a message or an outcome that was sent, and whose answer has not been read. `outcome`: what it says if
+        all is well."""
         self._posted.append((answer, outcome))
 
     def tell(self, arrived: Arrived, outcome: bytes) -> None:
@@ -83,7 +83,7 @@ class LocalWork(Work):
             self.await_answer(answer, outcome)
 
     def give_back(self) -> None:
-        """What was received and not told yet is given back, outside of the transaction."""
+        """What was received and has no outcome yet is given back, outside of the transaction."""
         for held in self.held.values():
             held.arrived.link.settle(held.arrived, None, RELEASED)
         self.held.clear()
@@ -117,7 +117,7 @@ class LocalChannel:
     def __init__(self, endpoint: Endpoint, settings: Settings, nodes: Nodes | None = None) -> None:
         self.endpoint = endpoint
         self.control = Control(endpoint, (LOCAL,))
-        # on demand, some brokers make topics: what nobody has asked for yet would be taken by nobody, and gone
+        # on demand, some brokers make topics: what is sent before the first receiver would be lost
         self._nodes = nodes = nodes or Queues(QUEUE)
         self.messages = MessageLinks(endpoint, settings, self.control, nodes)
         self.tokens = TokenQueues(endpoint, settings.token_queue, nodes)
@@ -128,8 +128,8 @@ class LocalChannel:
         if LOCAL in offered:
             return
         if offered:
-            told = "has no amqp:local-transactions, which the one that decides needs; it offers "
-            raise unusable(self.endpoint, told + ", ".join(offered))
+            reason = "has no amqp:local-transactions, which the one that decides needs; it offers "
+            raise unusable(self.endpoint, reason + ", ".join(offered))
         work = LocalWork()
         try:
             await self.declare(work, deadline)
@@ -151,7 +151,7 @@ class LocalChannel:
 
     async def discharge(self, work: LocalWork, deadline: float, *, fail: bool) -> None:
         """Commits, or with `fail` rolls back; returns when the broker has said so. RefusedError: the broker says that
-        it did not. ConnectionLost, TimedOut: nobody knows."""
+        it did not. ConnectionLost, TimedOut: it is unknown."""
         self.messages.check()
         answer = self.control.send(whole_discharge(work.txn_id, fail=fail))
         await self._answered(answer, deadline)
@@ -182,8 +182,8 @@ class LocalChannel:
             raise RefusedError(work.refusal)
 
     async def undo(self, work: LocalWork, deadline: float) -> None:
-        """Rolls back. What was received and not told yet is told first, because nobody holds it afterwards; where the
-        broker confirms outcomes, a rolled back one would leave it locked, and it is given back."""
+        """Rolls back. Outcomes that were not sent yet are sent first, because the messages have no holder afterwards;
+        where the broker confirms outcomes, a rolled back one would leave it locked, and it is given back."""
         self.messages.check()
         if self._nodes.confirms:
             work.give_back()
@@ -220,8 +220,8 @@ def refusal_in(answer: Answer, expected: bytes = TAKE) -> Refusal | None:
         outcome = (*_items(answer.fields), None, None)[1]
         if isinstance(outcome, Described) and outcome.descriptor in _NAMES[expected[2]]:
             return None
-    told = f"its outcome is {outcome or hex(answer.code)}"
-    return answer.refusal or Refusal(Condition.INTERNAL_ERROR, f"a message was not taken: {told}", Code.XAER_RMERR)
+    reason = f"its outcome is {outcome or hex(answer.code)}"
+    return answer.refusal or Refusal(Condition.INTERNAL_ERROR, f"a message was not taken: {reason}", Code.XAER_RMERR)
 
 
 def _items(fields: bytes | None) -> list[Any]:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 HOLD_WAIT_S: Final = 10.0
 """How long a decision, or a call that settles one, waits for the token of its slot."""
 STUCK_S: Final = 1.0
-"""How long nobody waits again for a token that did not come in time: recovery has many transactions to settle in a
-slot, and would wait for each of them in turn."""
+"""How long there is no further wait for a token that did not come in time: recovery has many transactions to settle in
+a slot, and would wait for each of them in turn."""
 WORN: Final = 3
 """Deliveries in vain after which a token is sent anew, because brokers remove messages that come back too often."""
 END_BATCH: Final = 64
@@ -149,7 +149,7 @@ class DecisionLog:
 
     # -- settling
     def settle(self, gtrid: bytes, deadline: float) -> bytes | None:
-        """TokenBusyError: it can't be told now."""
+        """TokenBusyError: it is unknown now."""
 
         def fence(token: Token) -> Token | None:
             return token.fencing(gtrid) if token.word_on(gtrid, token.epoch) is TokenAnswer.OPEN else None

@@ -49,7 +49,7 @@ logger = logging.getLogger("xabridge.rm_amqp")
 T = TypeVar("T")
 S1, S4 = BranchState.S1, BranchState.S4
 SLOTS: Final = 8
-"""Tokens that are made where nobody has made any, unless the open string says how many."""
+"""Tokens that are made where there are none, unless the open string says how many."""
 LEASE_CHANNELS: Final = 2
 """Beside those of the work: one who renews a lease waits at the most for one who reads them."""
 
@@ -236,8 +236,8 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         if branch is None:
             raise xa_error(Code.XAER_NOTA, "start(TMJOIN): no such branch in this instance", xid)
         if branch.held:
-            told = "start(TMJOIN): a thread is at work in the branch, and a local transaction takes one at a time"
-            raise xa_error(Code.XAER_PROTO, told, xid)
+            why = "start(TMJOIN): a thread is at work in the branch, and a local transaction takes one at a time"
+            raise xa_error(Code.XAER_PROTO, why, xid)
         if branch.reason is not None:
             raise branch.reason
         work = LocalBranchWork(xid, branch.pooled)
@@ -295,8 +295,8 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
             work.pooled.connection.drop()
             branch = self._branches.get(work.xid)
             if branch is not None and branch.work is work:
-                told = "the connection or the thread of control was lost"
-                branch.reason = xa_error(Code.XA_RBCOMMFAIL, told, work.xid)
+                message = "the connection or the thread of control was lost"
+                branch.reason = xa_error(Code.XA_RBCOMMFAIL, message, work.xid)
                 branch.held = False
                 branch.move(BranchVerb.LOSE)
 
@@ -379,13 +379,13 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         except (TokenBusyError, WrongTokenError) as why:
             error = xa_error(Code.XA_RBTRANSIENT, f"{verb}: {why}", xid)
         except RefusedError as refusal:
-            told = refusal.refusal
-            if attempt.asked and told.condition not in ROLLED_BACK:
+            cause = refusal.refusal
+            if attempt.asked and cause.condition not in ROLLED_BACK:
                 self._discard(branch)
-                why_not = f"{verb}: the broker did not report its outcome ({told.condition}: {told.description})"
+                why_not = f"{verb}: the broker did not report its outcome ({cause.condition}: {cause.description})"
                 raise xa_error(Code.XAER_RMFAIL, why_not, xid) from None
-            code = told.code if told.code in ROLLBACK_CODES else Code.XA_RBOTHER
-            error = xa_error(code, f"{verb}: {told.description or told.condition}", xid)
+            code = cause.code if cause.code in ROLLBACK_CODES else Code.XA_RBOTHER
+            error = xa_error(code, f"{verb}: {cause.description or cause.condition}", xid)
         except (ConnectionLost, TimedOut) as why:
             if attempt.asked:
                 self._discard(branch)
@@ -398,7 +398,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
             self._over(branch, BranchVerb.COMMIT_ONE_PHASE, Code.XA_OK)
             return Code.XA_OK
 
-        if attempt.loose:  # nobody else could have the token as long as this connection lives
+        if attempt.loose:  # no other client could have the token as long as this connection lives
             branch.pooled.connection.drop()
         self._undo(branch)
         self._over(branch, BranchVerb.COMMIT_ONE_PHASE, error.code)
@@ -488,12 +488,12 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
 
 def _unusable_queues(error: RefusedError, settings: Settings, slots: int) -> XaError:
     """The error for a broker that does not let this user use the token queues."""
-    told, name = error.refusal, settings.token_queue
+    cause, name = error.refusal, settings.token_queue
     if settings.topic:
         return xa_error(
             Code.XAER_RMERR,
-            f"open: the subscriptions for the tokens can't be used: {told.description or told.condition} "
-            f"({told.condition}). Ask an administrator to create in the topic {settings.topic} the subscriptions "
+            f"open: the subscriptions for the tokens can't be used: {cause.description or cause.condition} "
+            f"({cause.condition}). Ask an administrator to create in the topic {settings.topic} the subscriptions "
             f"{name} and {name}.0 to {name}.{slots}, each with one rule, the correlation filter To = its own name, and "
             "with no expiry (docs/service-bus.md has the commands), and to allow this user to send to the topic and to "
             "listen to its subscriptions",
@@ -501,7 +501,7 @@ def _unusable_queues(error: RefusedError, settings: Settings, slots: int) -> XaE
 
     return xa_error(
         Code.XAER_RMERR,
-        f"open: the token queues can't be used: {told.description or told.condition} ({told.condition}). Ask an "
+        f"open: the token queues can't be used: {cause.description or cause.condition} ({cause.condition}). Ask an "
         f"administrator to create the queues {name} and {name}.0 to {name}.{slots}, with neither expiry nor "
         "dead-lettering, and to allow this user to send to, to consume from and to browse them",
     )

@@ -13,7 +13,7 @@ So everything that a transaction completes has to be in one topic: the messages 
    one that has the transactions, because management and transactions may not be mixed.
  - A lock on a message can run out at any moment. So outcomes are said unsettled, and the discharge waits for the
    answer to each (`ConfirmedReceiver`). A message is completed by one committed transaction at most, and the decisions
-   rest on that: whoever completes a token has its successor decided or fenced in the same transaction.
+   rest on that: the one that completes a token has its successor decided or fenced in the same transaction.
 
 A topic drops a message that no subscription wants, without a word. So before the first message for an address is sent,
 its subscription's rules are read, and the address is refused if the message would not get there, or if more would.
@@ -96,8 +96,8 @@ def refuse_unfit(settings: Settings, slots: int) -> None:
         )
 
 
-def _unfit(told: str) -> XaError:
-    return xa_error(Code.XAER_INVAL, f"open: {told}")
+def _unfit(reason: str) -> XaError:
+    return xa_error(Code.XAER_INVAL, f"open: {reason}")
 
 
 class TopicNodes:
@@ -138,7 +138,7 @@ class TopicNodes:
         if outcome in _DEFERS:
             raise refused(
                 Code.XAER_INVAL,
-                "modify(undeliverable=True) would defer the message: Service Bus gives it to nobody then who does not "
+                "modify(undeliverable=True) would defer the message: Service Bus gives it then only to those who "
                 "ask for it by its sequence number. Reject it or dead_letter it instead",
                 condition=Condition.NOT_ALLOWED,
             )
@@ -147,8 +147,8 @@ class TopicNodes:
         if address in self._sound or _other_entity(address):
             return
         if len(address) > MAX_SUBSCRIPTION:
-            told = f"{address}: the name of a subscription has at most {MAX_SUBSCRIPTION} characters"
-            raise refused(Code.XAER_INVAL, told)
+            why = f"{address}: the name of a subscription has at most {MAX_SUBSCRIPTION} characters"
+            raise refused(Code.XAER_INVAL, why)
 
         node = ManagementNode(endpoint, self.subscription(address))
         await node.attached(deadline)
@@ -160,7 +160,7 @@ class TopicNodes:
             raise refused(
                 Code.XAER_INVAL,
                 f"the subscription {address} of the topic {self.topic} has to have one rule, the correlation filter "
-                f"To = {address!r}; it has {_told_rules(filters)}. Otherwise messages would get lost, or reach others",
+                f"To = {address!r}; it has {_list_rules(filters)}. Otherwise messages would get lost, or reach others",
                 condition=Condition.PRECONDITION_FAILED,
             )
         self._sound.add(address)
@@ -190,9 +190,9 @@ def _filter_in(rule: object) -> str | None:
     return to if isinstance(to, str) and not others else None
 
 
-def _told_rules(filters: list[str | None]) -> str:
-    told = [f"To = {to!r}" if to is not None else "another rule" for to in filters]
-    return ", ".join(told) or "none"
+def _list_rules(filters: list[str | None]) -> str:
+    rules = [f"To = {to!r}" if to is not None else "another rule" for to in filters]
+    return ", ".join(rules) or "none"
 
 
 class TopicSender(Sender):
@@ -289,12 +289,12 @@ class ManagementNode:
             response = Message.from_octets(self.replies.arrived.popleft().octets)
         except DecodeError as error:
             raise refused(Code.XAER_RMERR, f"{self.entity}: {operation}: the response can't be read: {error}") from None
-        told = response.properties or {}
-        status = told.get("statusCode")
-        if told.get("errorCondition") == NO_MESSAGE:
+        properties = response.properties or {}
+        status = properties.get("statusCode")
+        if properties.get("errorCondition") == NO_MESSAGE:
             status = NO_CONTENT
         if status not in {OK, NO_CONTENT}:
-            why = f"{status} {told.get('statusDescription', '')}"
+            why = f"{status} {properties.get('statusDescription', '')}"
             raise refused(Code.XAER_RMERR, f"{self.entity}: {operation} was refused: {why}")
         return int(status), response.body if isinstance(response.body, dict) else {}
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 async def agree_on_founding(
     channel: LocalChannel, own: FoundingMessage, until_s: float, deadline: float
 ) -> FoundingMessage:
-    """The founding that counts, for everybody who uses these queues; `own` is what is founded where nobody has.
+    """The founding that counts, for everybody who uses these queues; `own` is founded where there is none.
 
-    RefusedError: the queues can't be used. TokenBusyError: it could not be told until `until_s`. WrongTokenError: they
+    RefusedError: the queues can't be used. TokenBusyError: it was not known until `until_s`. WrongTokenError: they
     hold something else. Whatever it raises, tokens may be held: the connection has to go.
     """
     return await elect(_ChannelPorts(channel, until_s, deadline), own)

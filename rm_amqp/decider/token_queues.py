@@ -176,7 +176,7 @@ class TokenQueues:
 
     async def check_alone(self, held: HeldToken, founding: FoundingMessage, deadline: float) -> None:
         """TokenBusyError where the token is not held any more. WrongTokenError where the queue holds another token
-        beside the one that is held: somebody has copied it, and nobody knows which of them tells the truth."""
+        beside the one that is held: it was copied, and it is unknown which of them is right."""
         slot, receiver = held.token.slot, held.arrived.link
         while True:
             arrived = await self._next(receiver, self._endpoint.clock(), deadline)
@@ -236,8 +236,8 @@ class TokenQueues:
             sender = self._senders[address] = self._nodes.sender(self._endpoint, address)
             await self._attached(sender, deadline)
         if 0 < sender.max_octets < len(octets):
-            told = f"a token of {len(octets)} octets; the broker takes at most {sender.max_octets} for {address}"
-            raise refused(Code.XAER_RMERR, told, condition=Condition.MESSAGE_SIZE)
+            reason = f"a token of {len(octets)} octets; the broker takes at most {sender.max_octets} for {address}"
+            raise refused(Code.XAER_RMERR, reason, condition=Condition.MESSAGE_SIZE)
         while sender.credit <= 0:
             self._check(sender)
             await Change(self._endpoint, deadline, f"the broker takes no messages for {address} now")

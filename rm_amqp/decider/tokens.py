@@ -100,7 +100,7 @@ class FoundingMessage:
         return self.slots
 
     def first_tokens(self) -> list[Token]:
-        """One for each slot, and the lease token, which nobody has used yet."""
+        """One for each slot, and the lease token, all unused."""
         return [Token(self.founder, slot) for slot in range(self.slots + 1)]
 
 
@@ -146,7 +146,7 @@ class Token:
 
     @property
     def used(self) -> bool:
-        """Whether somebody has replaced it, which nobody does before the founding is elected."""
+        """Whether it was replaced, which is not done before the founding is elected."""
         return self.generation > 0
 
     # -- what it says
@@ -217,7 +217,7 @@ class Token:
         return [lease for lease in self.leases if lease.until_ms > now_ms]
 
     def renewed(self) -> Token:
-        """The same, in a message that nobody has held yet."""
+        """The same, in a message that was not held yet."""
         return replace(self, generation=self.generation + 1)
 
     # -- octets

@@ -39,7 +39,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Heuristic:
-    """A branch was completed without the manager: `code` is the XA_HEUR* that told so."""
+    """A branch was completed without the manager: `code` is the XA_HEUR* that says so."""
 
     branch: Branch
     code: Code
@@ -57,7 +57,7 @@ class LogLocked(LogError):
 
 
 class LogMissing(LogError):
-    """Nobody has opened a log there yet, so there is nothing to read."""
+    """No log was opened there yet, so there is nothing to read."""
 
 
 class LogDamaged(LogError):
@@ -75,7 +75,7 @@ class LogFull(LogError):
 class LogStopped(LogError):
     """Whether the record is durable is unknown: a force failed, or the log can't be reached. From then on the log
     tells nothing either, until it knows again: a FileLog when it is opened anew, a SqlLog when its database can
-    be reached. So nobody presumes an outcome meanwhile."""
+    be reached. So no outcome is presumed meanwhile."""
 
 
 class DecisionRefused(LogError):
@@ -98,7 +98,7 @@ class DecisionLog(Protocol):
 
     @property
     def incarnation(self) -> bytes:
-        """8 octets, random, drawn at this opening; noted durably in the log before they are told."""
+        """8 octets, random, drawn at this opening; noted durably in the log before they are given out."""
         ...
 
     @property
@@ -112,8 +112,8 @@ class DecisionLog(Protocol):
         ...
 
     def held(self) -> bool:
-        """Whether nobody else can have acted on the decisions of this log since it was opened; False also when that
-        can't be told."""
+        """Whether no other process can have acted on the decisions of this log since it was opened; False also when
+        that is unknown."""
         ...
 
     def decide(self, decision: Decision) -> None:
@@ -150,15 +150,15 @@ class DecisionLog(Protocol):
         ...
 
     def decision(self, gtrid: bytes) -> Decision | None:
-        """The decision of `gtrid`, if there is one and it has not ended. LogStopped: it can't be told."""
+        """The decision of `gtrid`, if there is one and it has not ended. LogStopped: it is unknown."""
         ...
 
     def decisions(self) -> Sequence[Decision]:
-        """Every decision that has not ended, oldest first. LogStopped: they can't be told."""
+        """Every decision that has not ended, oldest first. LogStopped: they are unknown."""
         ...
 
     def heuristics(self) -> Sequence[Heuristic]:
-        """Every heuristic outcome that was noted and not dropped. LogStopped: they can't be told."""
+        """Every heuristic outcome that was noted and not dropped. LogStopped: they are unknown."""
         ...
 
     def close(self) -> None:

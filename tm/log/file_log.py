@@ -3,7 +3,7 @@
 How a record becomes durable, with nothing but locks:
 
 1. Under the mutex the record joins the batch that is being filled.
-2. Whoever comes first through the batch's gate is its leader; the others of the batch wait at the gate.
+2. The first thread through the batch's gate is its leader; the others of the batch wait at the gate.
 3. The leader waits for the disk, where the batch before is being forced; meanwhile others join the batch.
 4. Once it has the disk, the leader closes the batch (the next one is being filled from now on), writes and
    forces it as one frame, makes its records visible, notes the outcome, and gives the disk to the next leader.

@@ -120,7 +120,7 @@ class Incarnations:
 
 
 def succeeded(noted: Mapping[bytes, Standing], *, copied: bool) -> dict[bytes, Standing]:
-    """What is known when a log is opened again that knew `noted`; `copied`: it is a copy, made by nobody knows whom."""
+    """What is known when a log is opened again that knew `noted`; `copied`: it is a copy of unknown origin."""
     verbs = (IncarnationVerb.COPY, IncarnationVerb.SUCCEED) if copied else (IncarnationVerb.SUCCEED,)
     known = dict(list(noted.items())[-MOST + 1 :])
     for verb in verbs:

@@ -232,7 +232,7 @@ class PosixLock:
             ) from None
 
     def sign(self) -> None:
-        with suppress(OSError):  # on a full disk it is held all the same, and nobody learns by whom
+        with suppress(OSError):  # on a full disk it is held all the same, without its holder's name
             self._handle.seek(0)
             self._handle.truncate(0)
             self._handle.write(f"{holder_name()}\n".encode())
@@ -253,11 +253,11 @@ def file_identity(descriptor: int) -> bytes:
     if sys.platform != "linux" or os.uname().machine not in _GENERATIONS:
         return b""
     try:
-        told = fcntl.ioctl(descriptor, _GET_GENERATION, bytes(8))
+        answer = fcntl.ioctl(descriptor, _GET_GENERATION, bytes(8))
         inode = os.fstat(descriptor).st_ino
     except OSError:
         return b""
-    generation = int.from_bytes(told[:4], sys.byteorder)
+    generation = int.from_bytes(answer[:4], sys.byteorder)
     return _IDENTITY.pack(inode, generation) if generation else b""
 
 

@@ -177,7 +177,7 @@ class BlockingRecoveryPorts:
 
 def decisions_in(resource: Resource, node: str) -> dict[bytes, Decision]:
     """Every decision of `node` in a decider that has not ended, by gtrid; raises what the resource manager raises, and
-    ValueError for a record that can't be read. Those of other nodes are nobody's business here, and may be of a version
+    ValueError for a record that can't be read. Those of other nodes don't matter here, and may be of a version
     that writes them otherwise."""
     if resource.suspect:
         resource.reopen()

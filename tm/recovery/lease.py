@@ -85,7 +85,7 @@ class Lease:
 
     def held(self, sequence: int) -> bool:
         """Whether the lease has been held without a break since the transaction `sequence` of this incarnation began,
-        so that nobody else can have finished it."""
+        so that no other process can have finished it."""
         with self._lock:
             return self._until is not None and self._clock() < self._until and sequence > self._doubtful
 

@@ -7,7 +7,7 @@ A decision belongs to the node and the incarnation in its gtrid, in the log or d
 - In the log that is open here: ours, since one process at a time has it. That there is no decision means something only
   for incarnations of which the log knows everything (`tm.log.incarnations`).
 - In a decider, where several processes of this node may be at work: ours, if it is of this manager's incarnation, or
-  nobody holds a lease for that incarnation any more. Then it is settled first, so that a process which only seemed
+  no process holds a lease for that incarnation any more. Then it is settled first, so that a process which only seemed
   to be dead can't decide any more.
 - Ours, and below the floor that its incarnation has noted in the log or the decider: it was finished before. Without a
   decision its branch can only be in an old copy of a resource's data, and the decision may have been forgotten since.

@@ -43,7 +43,7 @@ logger = logging.getLogger("xabridge.tm.recovery")
 FIRST_RETRY_S: Final = 0.2
 REST: Final = 20.0
 LONGEST_REST_S: Final = 60.0
-"""Between two passes that nobody asked for it rests so many times as long as the last one had the processor, though no
+"""Between two passes of its own it rests so many times as long as the last one had the processor, though no
 longer than this: where a hundred thousand decisions wait for a resource that is away, looking through them takes no
 more than a twentieth of a processor."""
 _NOTHING: Final[Gone] = MappingProxyType({})
@@ -51,7 +51,7 @@ _NOTHING: Final[Gone] = MappingProxyType({})
 
 class RecoveryService:
     """Recovers for one manager, whose transactions under way are `live`. Passes exclude each other in this process;
-    `progress` is told of their steps, `recovered` is called with the report of each and when it began, and `sequences`
+    `progress` gets their steps, `recovered` is called with the report of each and when it began, and `sequences`
     learns which of its transactions left nothing behind."""
 
     def __init__(
@@ -145,7 +145,7 @@ class RecoveryService:
         with self._one_at_a_time, entered(self._control):
             began, began_at = time.perf_counter(), self._clock()
             if now:
-                self._mend_all()
+                self._reopen_all()
             left = drive(self.unfinished.finish())
             report = drive(recover(self._ports, self._ownership(), gone))
         done = {finding.branch for finding in left if finding.action is not Action.PENDING}
@@ -250,7 +250,7 @@ class RecoveryService:
                 self._log.drop_heuristic(noted_branch)
         logger.info("%s (xid %s) on %s was forgotten", named(xid.gtrid), xid, resource.name)
 
-    def _mend_all(self) -> None:
+    def _reopen_all(self) -> None:
         for resource in self._resources.values():
             with suppress(XaError):  # the scan meets it again, and the report tells of it
                 resource.reopen(now=True)

@@ -205,7 +205,7 @@ class MeasuredPorts:
         began = perf_counter()
         try:
             return await self._ports.collect(asked)
-        finally:  # without the time in which nobody waited
+        finally:  # without the time in which no one waited
             self._recorder.phase(_PHASES[asked.verb], began - asked.took_s)
 
     async def force(self, decision: Decision) -> LogError | None:

@@ -1,7 +1,7 @@
-"""Executor: runs two-phase commits to their end, and tells what came of them: the transaction, the log lines, recovery.
+"""Executor: runs two-phase commits to their end, and reports the results to the transaction, the log lines, recovery.
 
 A commit runs in the thread that asks for it. One that is asked to return at the decision goes on behind that in a
-thread of the executor, if there is room. One that leaves answers is finished by whoever asks for that first.
+thread of the executor, if there is room. One that leaves answers is finished by the first caller that asks for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WORKERS: Final = 4
 """Threads that go on behind the commit point of transactions that wait for their decision only."""
 BACKLOG: Final = 256
 """So many transactions are with the workers, at work or waiting for one. Who comes while there is no room goes on by
-itself, and thereby slower: what waits stays bounded, and nobody waits for anybody."""
+itself, and thereby slower: what waits stays bounded, and no commit waits for another."""
 
 
 class LiveTransaction(Protocol):
@@ -50,7 +50,8 @@ class LiveTransaction(Protocol):
     """Whether it waits for work and has none, so that its rollback is not worth a message."""
 
     def leave_answers(self, steps: Steps) -> None:
-        """The decision is durable, and every branch was told; somebody calls `Executor.finish` for the answers."""
+        """The decision is durable, and every branch was asked to commit; somebody calls `Executor.finish` for the
+        answers."""
         ...
 
     def take_left_answers(self) -> Steps | None:
@@ -136,7 +137,7 @@ class Executor:
         self._background = ThreadPoolExecutor(WORKERS, thread_name_prefix="xabridge-completion")
         self._room = threading.BoundedSemaphore(BACKLOG)
         self.log_stopped = False
-        """Whether the log told nothing any more; to be set back by who has asked it again."""
+        """Whether the log answered nothing any more; reset by the caller that has asked it again."""
 
     def run(
         self, transaction: LiveTransaction, guard: AbstractContextManager[None], begin: Callable[[], Steps | None]
@@ -145,7 +146,7 @@ class Executor:
         nothing to do), all of it under the guard. The transaction is live until its end.
 
         True: the commit stopped at its decision, as it was asked to. It goes on in the background; where there was no
-        room it has gone on here. What came of it then is not for this caller to hear. Or it has left answers, which the
+        room it has gone on here. This caller does not get the result then. Or it has left answers, which the
         transaction keeps for `finish`.
         """
         decided = False
@@ -170,7 +171,7 @@ class Executor:
         return decided
 
     def finish(self, transaction: LiveTransaction, guard: AbstractContextManager[None]) -> None:
-        """Waits for the answers that the commit of the transaction has left, if nobody else has."""
+        """Waits for the answers that the commit of the transaction has left, if no other caller has."""
         with guard:
             left = transaction.take_left_answers()
             if left is None:

@@ -111,7 +111,7 @@ def test_a_slot_is_used_again_before_its_decision_has_ended() -> None:
 
 # --- mutants --------------------------------------------------------------------------------------------------
 def _settles_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ConfirmedReceiver, "_told", Receiver._told)
+    monkeypatch.setattr(ConfirmedReceiver, "_settled", Receiver._settled)
 
 
 def _awaits_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ class Database:
         for setting in postgres.settings_off(connection, "fsync", "synchronous_commit"):
             raise LogError(
                 f"{self}: {setting} is off, so what PostgreSQL commits may be lost. Turn it on for this user: "
-                f"a decision that is lost leaves branches that nobody can resolve"
+                f"a decision that is lost leaves branches that can't be resolved"
             )
 
     def _is_there(self, connection: Connection) -> bool:
@@ -167,8 +167,10 @@ class Database:
     def _check_version(self, connection: Connection) -> None:
         versions = list(connection.execute(select(SCHEMA.c.version)).scalars())
         if len(versions) != 1 or not isinstance(versions[0], int):
-            told = ", ".join(printable(str(version), 20) for version in versions) or "no version"
-            raise LogDamaged(f"{self}: {SCHEMA.name} has {told}, where one version is expected. Restore it from a copy")
+            found = ", ".join(printable(str(version), 20) for version in versions) or "no version"
+            raise LogDamaged(
+                f"{self}: {SCHEMA.name} has {found}, where one version is expected. Restore it from a copy"
+            )
         refusal = version_refusal(self, versions[0], VERSION)
         if refusal is not None:
             raise LogOfOtherVersion(refusal)

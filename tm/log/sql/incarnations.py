@@ -1,11 +1,11 @@
 """The incarnations of a node in a SqlLog (`tm.log.incarnations`).
 
-Who has taken a node, under an epoch that nobody had before:
+A process that has taken a node, under a new epoch:
 
-1. Settles what is open from earlier epochs: nobody decides under those any more. Where the database is not the one that
-   it was when the node was taken last, it is a copy, and they are cut.
+1. Settles what is open from earlier epochs: no decision is made under those any more. Where the database is not the one
+   that it was when the node was taken last, it is a copy, and they are cut.
 2. Notes its own incarnation.
-3. Notes which database this is. Whoever dies before that is followed by one who does the same again.
+3. Notes which database this is. If it dies before that, the next one does the same again.
 """
 
 from __future__ import annotations
