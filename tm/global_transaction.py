@@ -162,7 +162,7 @@ class GlobalTransaction:
         self.is_left = False
         """Whether its commit has left answers, which `finish` waits for."""
         self._left: Steps | None = None
-        """Its commit, as long as nobody waits for these answers."""
+        """Its commit, as long as no one waits for these answers."""
 
     def __str__(self) -> str:
         return named(self.gtrid)
@@ -362,7 +362,7 @@ class GlobalTransaction:
 
     def end_if_left(self) -> bool:
         """Rolls back a transaction whose `with` block an interruption has left before `__exit__` could begin; whether
-        it did. Nobody else ends such a transaction."""
+        it did. No one else ends such a transaction."""
         block = self.block
         if block is None or self.is_over or not block.was_left():
             return False
@@ -403,8 +403,8 @@ class GlobalTransaction:
         self.raise_outcome(asked_for=Verdict.COMMITTED)
 
     def leave_answers(self, steps: Steps) -> None:
-        """For the executor: the decision is durable, and every branch was told. The reaper waits for the answers,
-        where nobody else has in time."""
+        """Notes, for the executor, that the decision is durable and every branch was asked to commit. The reaper waits
+        for the answers, where no one else has in time."""
         self.state = GlobalState.COMMITTING
         self._left = steps
         self.is_left = True

@@ -4,7 +4,7 @@ A database keeps no record of a branch before PREPARE: the branch is a transacti
 holds. `Branches` keeps what the resource does not. Which branches there are, and their state (table 6-4); which
 association is at work in each, since a connection serves one at a time; why one can only be rolled back; and that one
 operation on a branch is carried out at a time. What is left to a `UnitDriver` is short: how work for a new branch
-begins (a `Unit`), and how a prepared branch, which belongs to nobody's connection, is completed and listed.
+begins (a `Unit`), and how a prepared branch, which belongs to no connection, is completed and listed.
 
     class MyDriver(UnitDriver[MyUnit]): ...
 
@@ -61,7 +61,7 @@ class Unit(ABC):
 
     @abstractmethod
     def session(self, context: SessionContext[Any]) -> Any:
-        """The native interface for the association that is at work; the same until `end`. It lets nobody commit."""
+        """The native interface for the association that is at work; the same until `end`. It refuses to commit."""
 
     def end(self, *, fail: bool) -> None:
         """The association that is at work ends, or is suspended: what its session holds back is written (not with
@@ -253,7 +253,7 @@ class Branches(Driver[Part[U]]):
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
-        """How many threads wait for a change. Most often nobody does, and a condition that is told so takes a while."""
+        """How many threads wait for a change. Most often none does, and notifying a condition takes a while."""
         self._forget_everything()
 
     def _forget_everything(self) -> None:
@@ -644,7 +644,7 @@ class _BranchOperation:
         return self.pending is None or self.pending.ready()
 
     def result(self) -> Code:
-        assert self.pending is not None  # noqa: S101 — nobody has another one
+        assert self.pending is not None  # noqa: S101 — there is no other
         code = Code.XAER_RMFAIL
         try:
             code = self.pending.result()

@@ -38,7 +38,7 @@ LASTING: Final = Action.PENDING, Action.STRANDED, Action.HEURISTIC
 
 
 class RecoveryMessages:
-    """Told by the passes of one manager, one at a time."""
+    """Called by the passes of one manager, one at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._throttle = WarningThrottle(clock)

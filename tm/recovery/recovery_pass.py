@@ -179,14 +179,14 @@ def _left(report: Report) -> set[Xid]:
 
 
 def _finished(report: Report, noted: Mapping[Xid, Heuristic]) -> set[Xid]:
-    """The branches that were found, under whatever name, and that nothing is left to be told to."""
+    """The branches that were found, under whatever name, and that nothing is left to be asked of."""
     done = {finding.branch.xid for finding in report.findings if finding.action in _FINISHED}
     left = _left(report)
     return (done | {finding.branch.xid for finding in report.findings if finding.branch.xid in noted}) - left
 
 
 def _absent(decision: Decision, scanned: Mapping[str, object], finished: set[Xid]) -> dict[str, None]:
-    """The names in `decision` that nobody has any more, of branches that were not found and finished elsewhere."""
+    """The names in `decision` that no resource has any more, of branches that were not found and finished elsewhere."""
     return dict.fromkeys(
         branch.resource for branch in decision.branches if branch.resource not in scanned and branch.xid not in finished
     )
@@ -273,7 +273,7 @@ def _as_decided(branch: Branch, decision: Decision) -> Branch:
 
 
 async def _tell(ports: RecoveryPorts, verb: Verb, asked: Sequence[tuple[Branch, str]], report: Report) -> None:
-    """Commits or rolls back the branches, and reports what came of each."""
+    """Commits or rolls back the branches, and reports the result of each."""
     for first in range(0, len(asked), AT_ONCE):
         some = asked[first : first + AT_ONCE]
         answers = await ports.ask(verb, tuple(branch for branch, _ in some))
@@ -300,7 +300,7 @@ async def _look_after(ports: RecoveryPorts, missing: Sequence[tuple[Branch, str]
             elif isinstance(outcome, XaError):
                 action, why = (
                     Action.PENDING,
-                    f"it is not there any more, and its outcome can't be told: {outcome.message}",
+                    f"it is not there any more, and its outcome is unknown: {outcome.message}",
                 )
             report.findings.append(Finding(branch, action, why))
 

@@ -388,7 +388,7 @@ class SqlLog:
 
     def _decisions(self) -> Sequence[Decision]:
         decisions = self._gtrids.decisions()
-        self._gtrids.check_epoch()  # after reading: nobody else has added one, or resolved one, until here
+        self._gtrids.check_epoch()  # after reading: no other process has added one, or resolved one, until here
         return decisions
 
     def _execute(self, statement: Executable) -> None:
