@@ -184,6 +184,11 @@ class GlobalTransaction:
         return self.state in SUSPENDED
 
     @property
+    def is_resumable(self) -> bool:
+        """Whether a context may resume it: it is suspended, or may have been rolled back while it was."""
+        return self.suspended or (self.outcome is not None and self.state is not GlobalState.COMMITTED)
+
+    @property
     def resources(self) -> tuple[str, ...]:
         """The names of the enlisted resources, in the order of their enlistment."""
         return self.enlisted.names
@@ -232,14 +237,13 @@ class GlobalTransaction:
             self._move(GlobalVerb.SUSPEND)
 
     def resume(self) -> None:
-        """Resumes what `suspend` suspended, unless it took too long meanwhile. ProtocolMisuse: it is not suspended.
+        """Resumes what `suspend` suspended, unless it was rolled back meanwhile. ProtocolMisuse: it is not suspended.
         RolledBack: a resource could not be resumed."""
         with self.guard:
-            if self.expired:
-                return
-            if not self.suspended:
+            if not self.is_resumable:
                 raise ProtocolMisuse(f"transaction {self} is not suspended")
-            self._move(GlobalVerb.RESUME)
+            if self.suspended:
+                self._move(GlobalVerb.RESUME)
             if self.state is _ACTIVE:
                 try:
                     self.enlisted.resume()

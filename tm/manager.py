@@ -436,10 +436,11 @@ class Manager(Generic[Tx_co]):
         if current is not None:
             raise ProtocolMisuse(f"transaction {current} is active in this context: suspend it first")
 
+        is_free = live.is_resumable  # otherwise it may be another context's
         try:
             uninterrupted.run(live, live.resume)
         finally:
-            if not live.suspended:
+            if is_free and not live.suspended:
                 outer = self._current.get(None)
                 entered = _Entered()
                 entered.live, entered.transaction, entered.span = live, transaction, None

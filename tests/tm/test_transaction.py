@@ -433,6 +433,37 @@ def test_resumed_in_another_thread_it_is_gone_from_the_first(shop: Shop) -> None
     shop.assert_ended(1)
 
 
+def test_what_was_rolled_back_while_suspended_is_resumed_to_find_out(shop: Shop) -> None:
+    tx = shop.tm.begin()
+    shop.write(tx)
+    shop.tm.suspend()
+    tx.rollback()
+    assert not tx.suspended
+    shop.tm.resume(tx)
+    assert shop.tm.current_or_none() is None
+    with pytest.raises(RolledBack):
+        tx.commit()
+    shop.assert_ended(None)
+
+
+def test_what_another_thread_works_in_is_not_taken_by_a_resume(shop: Shop) -> None:
+    tx = shop.tm.begin()
+    shop.write(tx, names="a")
+
+    def resume() -> None:
+        with pytest.raises(ProtocolMisuse, match="is not suspended"):
+            shop.tm.resume(tx)
+        assert shop.tm.current_or_none() is None
+        with shop.tm.begin() as own:
+            own["b"].write("j", 2)
+
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(resume).result(30)
+    assert shop.tm.get_transaction() is tx
+    tx.commit()
+    assert (shop["a"].data, shop["b"].data) == ({"k": 1}, {"j": 2})
+
+
 def test_a_resource_that_can_not_be_resumed_dooms_the_transaction(shop: Shop) -> None:
     tx = shop.tm.begin()
     shop.write(tx)
