@@ -31,6 +31,8 @@ from xabridge.testing.contract.harness import Capabilities
 from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
+BACKEND_ENDS_S = 10
+"""A backend of PostgreSQL whose connection is closed needs a moment until it sees that, on a busy machine a long one."""
 
 
 class _Harness:
@@ -191,10 +193,14 @@ class PostgresHarness(_Harness):
         left = [f"prepared: {gid}" for (gid,) in prepared]
         for rm in self._clients:
             left += [f"connection: {connection.pgconn.backend_pid}" for connection in connections(rm)]
-        at_work = self.admin(
+        deadline = time.monotonic() + BACKEND_ENDS_S
+        while at_work := self.admin(
             "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
             " AND state <> 'idle' AND application_name = 'xabridge'"
-        )
+        ):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
         return left + [f"backend at work: {query}" for (query,) in at_work]
 
 
