@@ -755,11 +755,12 @@ class World:
         for node in self.nodes:
             self._restart(node)
 
-    def _is_noted_as_over(self, gtrid: bytes) -> bool:
+    def _is_noted_as_over(self, gtrid: bytes, *, for_good: bool = True) -> bool:
+        """Whether the floor is above it: one that a crash can't lose (`for_good`), or one that may be lost by then."""
         read = Gtrid.decode(gtrid)
         assert isinstance(read.incarnation, bytes)
         disk = self.disks[read.node]
-        floors: Mapping[bytes, int] = disk.floors
+        floors: Mapping[bytes, int] = disk.floors if for_good else disk.floors | disk.lazy_floors
         decider = self.stores.get("decider")
         if isinstance(decider, DecidingStore):
             floors = {one.incarnation: one.floor for one in decider.incarnations(read.node)}
@@ -1005,6 +1006,7 @@ class World:
         for finding in report.findings:
             xid = finding.branch.xid
             before = xid in self.finished_before or self._seemed_over(xid.gtrid)
+            before = before or self._is_noted_as_over(xid.gtrid, for_good=False)
             if finding.why in (FINISHED, OVER_BEFORE) and not before:
                 self.false_claims.append(f"{named(xid.gtrid)} is told to have been finished before")
             elif finding.action is Action.STRANDED and not before and not self._is_lost(xid.gtrid):
