@@ -32,7 +32,7 @@ from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
 BACKEND_ENDS_S = 10
-"""A backend of PostgreSQL whose connection is closed needs a moment until it sees that, on a busy machine a long one."""
+"""A backend of PostgreSQL whose connection is closed needs a moment until it sees that."""
 
 
 class _Harness:
