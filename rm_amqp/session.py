@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from rm_amqp.channel.channel import Channel
     from rm_amqp.channel.message_links import Browser, MessageLinks
     from rm_amqp.channel.pool import PooledChannel
-    from rm_amqp.channel.work import Held, Work
+    from rm_amqp.channel.work import ReceivedMessage, Work
     from rm_amqp.connection.endpoint import Steps
-    from rm_amqp.connection.links import Arrived
+    from rm_amqp.connection.links import ArrivedMessage
     from rm_amqp.message import Encodable
     from xa import Xid
     from xa.driver import SessionContext
@@ -142,7 +142,7 @@ class Operations:
         """What `browse` reads."""
         return lambda links, work: links.browser(address, work, self.deadline(None))
 
-    def browse(self, receiver: Browser) -> Operation[list[Arrived]]:
+    def browse(self, receiver: Browser) -> Operation[list[ArrivedMessage]]:
         """The next messages; fewer than BROWSED at the end."""
         return lambda links, work: links.browse(receiver, work, self.deadline(None))
 
@@ -461,7 +461,7 @@ class AsyncSession:
         self._session.modify(message, failed=failed, undeliverable=undeliverable)
 
 
-def _taken(links: MessageLinks, work: Work | None, arrived: Arrived, *, first: bool = True) -> Message:
+def _taken(links: MessageLinks, work: Work | None, arrived: ArrivedMessage, *, first: bool = True) -> Message:
     """The message is the application's. XAER_RMERR: it can't be decoded; where it is the `first`, it is refused."""
     if work is None:
         links.settle(arrived)
@@ -488,7 +488,7 @@ def _annotation(name: str, value: str | int) -> str | Timestamp | Ulong:
     return Timestamp(value) if name.endswith("-ms") else Ulong(value)
 
 
-def _held(links: MessageLinks, work: Work | None, message: Message) -> Held:
+def _held(links: MessageLinks, work: Work | None, message: Message) -> ReceivedMessage:
     """A message whose outcome is not sent yet."""
     links.check_work(work)
     held = work.held.get(id(message)) if work is not None else None

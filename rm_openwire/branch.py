@@ -9,7 +9,7 @@ while work of its branch is under way. That guards against faults of both broker
 - Artemis sends a message whose branch it does not know (any more) outside of any transaction. So BEGIN is answered
   before the first message is sent; nothing is sent to a branch that is older than `branch_timeout`, which has to be
   less than Artemis' `transaction-timeout`; and no ROLLBACK is sent over another connection while work of the branch
-  may be under way over a broken one (`WorkLeft`).
+  may be under way over a broken one (`AbandonedWork`).
 - Classic begins a branch that another client has prepared without a word, and what is done then is done in that one.
   So it is asked for its branches in doubt together with BEGIN.
 - Either ignores an acknowledgement for a consumer that is gone. So consumers are closed after the branch's last
@@ -125,7 +125,7 @@ class Received:
     settled: bool = field(default=False)
 
 
-class WorkLeft:
+class AbandonedWork:
     """Branches whose connection was lost while work of theirs was under way. Until the broker must have noticed the
     loss they can't be rolled back over another connection, which might overtake the work. Classic rolls them back with
     the connection; Artemis keeps them, and the messages that they took, until they are rolled back here, or its
@@ -156,7 +156,7 @@ class BranchWork(Unit):
     """One branch's work, from its start until it is prepared, committed or rolled back."""
 
     def __init__(
-        self, xid: Xid, pool: ConnectionPool[Connection], settings: Settings, left: WorkLeft, *, wait: bool
+        self, xid: Xid, pool: ConnectionPool[Connection], settings: Settings, left: AbandonedWork, *, wait: bool
     ) -> None:
         self.xid = xid
         self._pool = pool

@@ -17,7 +17,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from rm_openwire.branch import BranchWork, WorkLeft, in_doubt, recovery, transaction_id
+from rm_openwire.branch import AbandonedWork, BranchWork, in_doubt, recovery, transaction_id
 from rm_openwire.connection import Connector
 from rm_openwire.diagnosis import diagnose
 from rm_openwire.errors import ARTEMIS, ConnectionLost, Refused
@@ -81,7 +81,7 @@ class OpenWireDriver(UnitDriver[BranchWork]):
         self._pool: ConnectionPool[Connection] | None = None
         self._open_string = ""
         self._settings: Settings | None = None
-        self._left = WorkLeft()
+        self._left = AbandonedWork()
 
     # --- open and close ---------------------------------------------------------------------------------------
     def open(self, open_string: str) -> None:

@@ -492,7 +492,7 @@ SHOWN: Final = {
     ("Ports", "log"),
     ("ReferenceDeciderFactory", "store"),
     ("ReferenceFactory", "store"),
-    ("Facts", "database"),  # the name of a database
+    ("ServerFacts", "database"),  # the name of a database
     ("PreparedTransaction", "database"),
     ("_Opened", "database"),  # an object with no repr of its own
     ("Settings", "wrong_password_s"),  # a time

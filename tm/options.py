@@ -1,6 +1,6 @@
 """Options: what each setting of a call may be, as a table, and the one check of them.
 
-    OPTIONS = {"workers": Whole(1, 1000), "idle_s": Seconds(), "takes": Choice("message", "batch")}
+    OPTIONS = {"workers": WholeNumber(1, 1000), "idle_s": Seconds(), "takes": Choice("message", "batch")}
     check("consumer of orders", OPTIONS, {"workrs": 4})    # ConfigurationError: … did you mean workers?
 
 An error names the setting and its value, says what is expected, and suggests the name, the type or the value that may
@@ -44,7 +44,7 @@ class Option(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeNumber:
     """A whole number."""
 
     least: int
@@ -82,7 +82,7 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Fraction:
     """A part of something."""
 
     @property

@@ -14,7 +14,7 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
 
 from tm.concurrency.deferred_signals import DeferredSignals, interruptible
-from tm.concurrency.uninterrupted import StillGoingOn, finish_in_thread
+from tm.concurrency.uninterrupted import CallStillRunning, finish_in_thread
 from tm.concurrency.with_block import WithBlock
 from tm.errors import ManagerUnusable, ProtocolMisuse
 from tm.global_transaction import INHERITED, INHERITED_MANAGER, OVER, Lent
@@ -354,7 +354,7 @@ class Transaction:
             live.manager.uninterrupted.run_for(
                 CLOSED_S, live, partial(live.manager.executor.run, live, live.guard, live.begin_wanted_rollback)
             )
-        except StillGoingOn:
+        except CallStillRunning:
             logger.warning("%s: the generator that it was begun in was closed; its rollback goes on", self)
         finally:
             if self.is_over:

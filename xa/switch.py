@@ -86,7 +86,7 @@ _AX_ERRORS: Final = {
 }
 
 
-class _Ask(Protocol):
+class _CompletingVerb(Protocol):
     """A verb of a driver's that completes a branch: `prepare` and the like with its xid, `end_and_prepare` with the
     work that ends with it."""
 
@@ -490,7 +490,7 @@ class Switch(Generic[W]):
     def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         return self._ask("forget", xid, rmid, flags, self.driver.forget)
 
-    def _ask(self, verb: str, xid: Xid, rmid: int, flags: int, ask: _Ask) -> Code | Handle:
+    def _ask(self, verb: str, xid: Xid, rmid: int, flags: int, ask: _CompletingVerb) -> Code | Handle:
         """Asks the driver, if the calling thread of control may complete the branch. With TMASYNC `complete` returns
         the answer, and only XAER_ASYNC is raised at once."""
         thread = self._enter(verb, rmid, flags)

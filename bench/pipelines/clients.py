@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rm_amqp.channel.message_links import MessageLinks
-    from rm_amqp.connection.links import Answer, Arrived
+    from rm_amqp.connection.links import Answer, ArrivedMessage
 
 CHUNK: Final = 10_000
 TIMEOUT_S: Final = 120.0
@@ -114,7 +114,7 @@ class LeanClient:
         self._session = rm.session(RMID)
         self._deadline = self._session.operations.deadline
         self._do = self._session.run
-        self._held: deque[tuple[str, int, Arrived]] = deque()
+        self._held: deque[tuple[str, int, ArrivedMessage]] = deque()
         self._answers: deque[Answer] = deque()
 
     def settle_before(self, queue: str, batch: int) -> None:
@@ -127,7 +127,7 @@ class LeanClient:
         self._do(steps)
 
     def receive(self, queue: str, batch: int, count: int) -> Iterator[Sequence[Any]]:
-        async def steps(links: MessageLinks, _: object) -> list[Arrived]:
+        async def steps(links: MessageLinks, _: object) -> list[ArrivedMessage]:
             deadline = self._deadline(None)
             receiver = await links.attached_receiver(queue, None, deadline, acquire=False)
             receiver.flow(count)

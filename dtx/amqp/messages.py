@@ -62,7 +62,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MessageFacts:
     """What a message says, behind its header, that matters to a queue. Times are milliseconds, 0 and "" are for what it
     does not say."""
 
@@ -100,7 +100,7 @@ class Request:
 
 
 NO_HEADER: Final = Header()
-NO_FACTS: Final = Facts()
+NO_FACTS: Final = MessageFacts()
 DELIVERY_TIME: Final = "x-opt-delivery-time"
 DELIVERY_DELAY: Final = "x-opt-delivery-delay"
 """Message annotations that say when a message may be delivered, or how long after it was posted: those that Qpid JMS
@@ -245,7 +245,7 @@ _short_header: Final = lru_cache(maxsize=256)(_header)
 """Headers are few, and come thousands of times."""
 
 
-def read_facts(octets: bytes, at: int) -> Facts:
+def read_facts(octets: bytes, at: int) -> MessageFacts:
     """What a message says to a queue behind its header, which ends at `at`. What can't be read there says nothing: a
     message is taken as it is. WireError for a time that is none, or that stands in annotations that are too long, since
     the sender relies on it."""
@@ -261,7 +261,7 @@ def read_facts(octets: bytes, at: int) -> Facts:
             if code == PROPERTIES:
                 expires_ms, group = _read_properties(octets, start)
                 if expires_ms or group:
-                    return Facts(due_ms, delay_ms, expires_ms, group)
+                    return MessageFacts(due_ms, delay_ms, expires_ms, group)
                 break
             at = skip(octets, start)
             if code == MESSAGE_ANNOTATIONS and octets.find(_ABOUT_DELIVERY, start, at) >= 0:
@@ -269,7 +269,7 @@ def read_facts(octets: bytes, at: int) -> Facts:
                 due_ms, delay_ms = _read_delivery(octets, start)
     except DecodeError:
         return NO_FACTS
-    return Facts(due_ms, delay_ms) if due_ms or delay_ms else NO_FACTS
+    return MessageFacts(due_ms, delay_ms) if due_ms or delay_ms else NO_FACTS
 
 
 def _check_size(octets: int) -> None:

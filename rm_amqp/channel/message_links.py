@@ -31,13 +31,13 @@ from xa import Code, xa_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rm_amqp.channel.nodes import Nodes, Peek
+    from rm_amqp.channel.nodes import Nodes, QueuePeek
     from rm_amqp.channel.work import Work
     from rm_amqp.connection.endpoint import Endpoint
-    from rm_amqp.connection.links import Arrived, Control, Link
+    from rm_amqp.connection.links import ArrivedMessage, Control, Link
     from rm_amqp.settings import Settings
 
-    Browser = Receiver | Peek
+    Browser = Receiver | QueuePeek
 
 IDLE_S: Final = 1.0
 """How long prefetched messages are kept for an address from which no one receives any more."""
@@ -178,7 +178,7 @@ class MessageLinks:
         patience: float,
         *,
         acquire: bool = False,
-    ) -> Arrived | None:
+    ) -> ArrivedMessage | None:
         """The next message from an address, None where none comes until `deadline`. With `acquire` the branch has
         taken it already when it comes. `patience` bounds what the broker may take to say that there is none."""
         self.check_work(work)
@@ -205,7 +205,7 @@ class MessageLinks:
 
     async def receive_batch(
         self, address: str, count: int, work: Work | None, deadline: float, patience: float
-    ) -> list[Arrived]:
+    ) -> list[ArrivedMessage]:
         """The first message that comes until `deadline`, and what else the broker has at once, at most `count`."""
         self.check_work(work)
         if self.recall:
@@ -251,7 +251,7 @@ class MessageLinks:
         self.check_work(work)
         return receiver.take()
 
-    def settle(self, arrived: Arrived) -> None:
+    def settle(self, arrived: ArrivedMessage) -> None:
         """Outside of any transaction: the message is taken."""
         arrived.link.settle(arrived, None, ACCEPTED)
 
@@ -308,7 +308,7 @@ class MessageLinks:
         await self.attached(receiver, deadline)
         return receiver
 
-    async def browse(self, receiver: Browser, work: Work | None, deadline: float) -> list[Arrived]:
+    async def browse(self, receiver: Browser, work: Work | None, deadline: float) -> list[ArrivedMessage]:
         """The next messages that it reads; fewer than BROWSED at the end."""
         if not isinstance(receiver, Receiver):
             self.check_work(work)

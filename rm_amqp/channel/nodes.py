@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rm_amqp.connection.endpoint import Endpoint, Steps
-    from rm_amqp.connection.links import Arrived
+    from rm_amqp.connection.links import ArrivedMessage
 
 
-class Peek(Protocol):
+class QueuePeek(Protocol):
     """A reading of an address that takes nothing from it, at a broker whose links can't do that."""
 
-    def page(self, count: int, deadline: float) -> Steps[list[Arrived]]:
+    def page(self, count: int, deadline: float) -> Steps[list[ArrivedMessage]]:
         """The next messages, fewer than `count` at the end."""
         ...
 
@@ -59,7 +59,7 @@ class Nodes(Protocol):
         """A link from an address. RefusedError: there can't be one."""
         ...
 
-    def peek(self, endpoint: Endpoint, address: str, deadline: float) -> Steps[Peek | None]:
+    def peek(self, endpoint: Endpoint, address: str, deadline: float) -> Steps[QueuePeek | None]:
         """A reading of an address; None where a link that browses does it."""
         ...
 
@@ -84,6 +84,6 @@ class Queues:
     def receiver(self, endpoint: Endpoint, address: str, name: str) -> Receiver:
         return Receiver(endpoint, address, name=name, capabilities=self.capabilities)
 
-    async def peek(self, endpoint: Endpoint, address: str, deadline: float) -> Peek | None:
+    async def peek(self, endpoint: Endpoint, address: str, deadline: float) -> QueuePeek | None:
         del endpoint, address, deadline
         return None

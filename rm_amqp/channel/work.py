@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dtx.amqp.values import Map, Value
     from rm_amqp.channel.channel import Channel
     from rm_amqp.channel.pool import PooledChannel
-    from rm_amqp.connection.links import Answer, Arrived, Sender
+    from rm_amqp.connection.links import Answer, ArrivedMessage, Sender
     from xa import Xid
 
 _LIST32: Final = struct.Struct(">BII")
@@ -88,10 +88,10 @@ WORK: Final[dict[tuple[WorkState, WorkEvent], WorkState]] = {
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class ReceivedMessage:
     """A message that was received: what the application has of it, and its outcomes."""
 
-    arrived: Arrived
+    arrived: ArrivedMessage
     message: object
     outcome: bytes = TAKE
     rolled_back: bytes = b""
@@ -126,7 +126,7 @@ class Work:
     def __init__(self, xid: Xid) -> None:
         self.xid = xid
         self.state = WorkState.NEW
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, ReceivedMessage] = {}
         """By the identity of the message, in the order of their receipt."""
         self.failed = False
         """Whether it was ended with failure, so that the branch is rolled back."""
@@ -173,10 +173,10 @@ class Work:
         sender.send_settled(octets, self.delivery_state())
         self.senders.add(sender)
 
-    def hold(self, arrived: Arrived, message: object) -> None:
+    def hold(self, arrived: ArrivedMessage, message: object) -> None:
         """The application has received this."""
         self.received = True
-        self.held[id(message)] = Held(arrived, message)
+        self.held[id(message)] = ReceivedMessage(arrived, message)
         if len(self.held) > MAX_HELD:
             self._tell(MAX_HELD // 2)
 
@@ -193,5 +193,5 @@ class Work:
             held = self.held.pop(number)
             self._settle(held)
 
-    def _settle(self, held: Held) -> None:
+    def _settle(self, held: ReceivedMessage) -> None:
         held.arrived.link.settle(held.arrived, self.delivery_state(held.outcome, held.rolled_back))

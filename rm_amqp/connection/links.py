@@ -264,7 +264,7 @@ class Control(Sender):
 
 
 @dataclass(slots=True, eq=False)
-class Arrived:
+class ArrivedMessage:
     """A message that came. `pointer` is its delivery; None where it came settled, or is settled, or its link is
     over."""
 
@@ -291,8 +291,8 @@ class Receiver(Link):
         name = endpoint.name(name)
         super().__init__(endpoint, name, endpoint.engine.receiver(name, apart=self.apart))
         self.address = address or ""
-        self.arrived: deque[Arrived] = deque()
-        self._open: set[Arrived] = set()
+        self.arrived: deque[ArrivedMessage] = deque()
+        self._open: set[ArrivedMessage] = set()
         """The deliveries that have arrived and are not settled."""
 
         self._parts: list[bytes] = []
@@ -367,7 +367,7 @@ class Receiver(Link):
             self._parts.clear()
 
         proton.advance_link(self.pointer)
-        arrived = Arrived(self, octets)
+        arrived = ArrivedMessage(self, octets)
         if proton.is_settled(delivery):
             proton.settle(delivery)
         else:
@@ -375,7 +375,7 @@ class Receiver(Link):
             self._open.add(arrived)
         self.arrived.append(arrived)
 
-    def settle(self, arrived: Arrived, state: tuple[int, bytes] | None, code: int = 0) -> Answer | None:
+    def settle(self, arrived: ArrivedMessage, state: tuple[int, bytes] | None, code: int = 0) -> Answer | None:
         """Tells an outcome, one that proton knows by its code or one with fields, and settles. The broker's answer,
         where it gives one."""
         delivery, arrived.pointer = arrived.pointer, None

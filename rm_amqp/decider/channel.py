@@ -34,9 +34,9 @@ from xa import NULL_XID, Code
 if TYPE_CHECKING:
     from rm_amqp.channel.nodes import Nodes
     from rm_amqp.channel.pool import PooledChannel
-    from rm_amqp.channel.work import Held
+    from rm_amqp.channel.work import ReceivedMessage
     from rm_amqp.connection.endpoint import Endpoint
-    from rm_amqp.connection.links import Answer, Arrived, Sender
+    from rm_amqp.connection.links import Answer, ArrivedMessage, Sender
     from rm_amqp.settings import Settings
     from xa import Xid
 
@@ -76,7 +76,7 @@ class LocalWork(Work):
         all is well."""
         self._posted.append((answer, outcome))
 
-    def tell(self, arrived: Arrived, outcome: bytes) -> None:
+    def tell(self, arrived: ArrivedMessage, outcome: bytes) -> None:
         """Tells what becomes of a message with the transaction."""
         answer = arrived.link.settle(arrived, self.delivery_state(outcome))
         if answer is not None:
@@ -88,7 +88,7 @@ class LocalWork(Work):
             held.arrived.link.settle(held.arrived, None, RELEASED)
         self.held.clear()
 
-    def _settle(self, held: Held) -> None:
+    def _settle(self, held: ReceivedMessage) -> None:
         self.tell(held.arrived, held.outcome)
 
     def all_taken(self) -> bool:

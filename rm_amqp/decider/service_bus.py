@@ -34,7 +34,7 @@ from dtx.protocol.replies import ACCEPTED
 from rm_amqp.channel.work import modify
 from rm_amqp.connection import proton
 from rm_amqp.connection.endpoint import Change, until
-from rm_amqp.connection.links import Arrived, ConfirmedReceiver, Receiver, Sender
+from rm_amqp.connection.links import ArrivedMessage, ConfirmedReceiver, Receiver, Sender
 from rm_amqp.errors import TimedOut
 from rm_amqp.message import Message
 from xa import Code, xa_error
@@ -42,7 +42,7 @@ from xa import Code, xa_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rm_amqp.channel.nodes import Peek
+    from rm_amqp.channel.nodes import QueuePeek
     from rm_amqp.connection.endpoint import Endpoint
     from rm_amqp.connection.links import Answer, Link
     from rm_amqp.settings import Settings
@@ -129,7 +129,7 @@ class TopicNodes:
             )
         return ConfirmedReceiver(endpoint, self.subscription(address), name=name)
 
-    async def peek(self, endpoint: Endpoint, address: str, deadline: float) -> Peek | None:
+    async def peek(self, endpoint: Endpoint, address: str, deadline: float) -> QueuePeek | None:
         node = ManagementNode(endpoint, self.subscription(address))
         await node.attached(deadline)
         return SubscriptionPeek(node)
@@ -322,8 +322,8 @@ class SubscriptionPeek:
         self._node = node
         self._next = 0
 
-    async def page(self, count: int, deadline: float) -> list[Arrived]:
-        found: list[Arrived] = []
+    async def page(self, count: int, deadline: float) -> list[ArrivedMessage]:
+        found: list[ArrivedMessage] = []
         while len(found) < count:
             asked = {"from-sequence-number": Long(self._next), "message-count": Int(count - len(found))}
             status, answer = await self._node.ask(PEEK, asked, deadline)
@@ -331,7 +331,7 @@ class SubscriptionPeek:
             if status == NO_CONTENT or not shown:
                 break
             for octets in shown:
-                found.append(Arrived(self._node.replies, bytes(octets)))
+                found.append(ArrivedMessage(self._node.replies, bytes(octets)))
                 self._next = max(self._next, _sequence_number(bytes(octets)) + 1)
         return found
 

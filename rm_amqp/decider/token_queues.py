@@ -28,9 +28,9 @@ from xa import Code
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from rm_amqp.channel.nodes import Nodes, Peek
+    from rm_amqp.channel.nodes import Nodes, QueuePeek
     from rm_amqp.connection.endpoint import Endpoint
-    from rm_amqp.connection.links import Answer, Arrived, Sender
+    from rm_amqp.connection.links import Answer, ArrivedMessage, Sender
     from rm_amqp.decider.channel import LocalWork
     from rm_amqp.decider.election import Foundings
 
@@ -40,8 +40,8 @@ QUEUE: Final = ("queue",)
 """The capability that brokers know who have topics as well."""
 
 
-async def _all_of(peek: Peek, deadline: float) -> list[Arrived]:
-    found: list[Arrived] = []
+async def _all_of(peek: QueuePeek, deadline: float) -> list[ArrivedMessage]:
+    found: list[ArrivedMessage] = []
     while True:
         page = await peek.page(BROWSE_CREDIT, deadline)
         found += page
@@ -59,7 +59,7 @@ class HeldToken:
     """A token that this client has acquired. `deliveries`: how often it was delivered before, in vain."""
 
     token: Token
-    arrived: Arrived
+    arrived: ArrivedMessage
     deliveries: int
 
 
@@ -101,7 +101,7 @@ class TokenQueues:
                 continue
         return tokens
 
-    async def _browsed(self, address: str, deadline: float) -> list[Arrived]:
+    async def _browsed(self, address: str, deadline: float) -> list[ArrivedMessage]:
         """Every message that a queue shows; they stay there."""
         peek = await self._nodes.peek(self._endpoint, address, deadline)
         if peek is not None:
@@ -112,7 +112,7 @@ class TokenQueues:
             browser.close()
             raise refused(Code.XAER_RMERR, f"{address} can't be browsed", condition=Condition.NOT_IMPLEMENTED)
 
-        found: list[Arrived] = []
+        found: list[ArrivedMessage] = []
         full = True
         while full:
             first = await self._next(browser, self._endpoint.clock(), deadline, BROWSE_CREDIT)
@@ -145,7 +145,7 @@ class TokenQueues:
             await self._attached(receiver, deadline)
         return receiver
 
-    async def _held(self, arrived: Arrived, founding: FoundingMessage, slot: int) -> HeldToken | None:
+    async def _held(self, arrived: ArrivedMessage, founding: FoundingMessage, slot: int) -> HeldToken | None:
         """The token that came; None where it was one of a founding that does not count, which is dropped."""
         held = await self._token_in(arrived, slot, founding)
         if held.token.founder != founding.founder:
@@ -153,7 +153,7 @@ class TokenQueues:
             return None
         return held
 
-    async def _token_in(self, arrived: Arrived, slot: int, founding: FoundingMessage | None = None) -> HeldToken:
+    async def _token_in(self, arrived: ArrivedMessage, slot: int, founding: FoundingMessage | None = None) -> HeldToken:
         """The token that came, which has its place there. WrongTokenError: it has not, and is given back."""
         try:
             message = self._read(arrived, self.address(slot))
@@ -195,7 +195,7 @@ class TokenQueues:
         """Others may have the token again, as it is."""
         await self._release(held.arrived)
 
-    async def _release(self, arrived: Arrived) -> None:
+    async def _release(self, arrived: ArrivedMessage) -> None:
         """Gives a message back. It is written before anything else happens, an error included."""
         arrived.link.settle(arrived, None, RELEASED)
         await Change(self._endpoint, self._endpoint.clock())
@@ -253,7 +253,9 @@ class TokenQueues:
         if link.refusal is not None:
             raise RefusedError(link.refusal)
 
-    async def _next(self, receiver: Receiver, until_s: float, deadline: float, credit: int = 1) -> Arrived | None:
+    async def _next(
+        self, receiver: Receiver, until_s: float, deadline: float, credit: int = 1
+    ) -> ArrivedMessage | None:
         """The next message that comes until `until_s`; None where none does. No credit is left when none has come, nor
         with a `credit` of 1."""
         if not receiver.arrived and receiver.credit <= 0:
@@ -277,7 +279,7 @@ class TokenQueues:
                 raise TimedOut(f"the broker did not say in time that {receiver.address} is empty")
 
     @staticmethod
-    def _read(arrived: Arrived, address: str) -> Message:
+    def _read(arrived: ArrivedMessage, address: str) -> Message:
         try:
             return Message.from_octets(arrived.octets)
         except DecodeError as error:

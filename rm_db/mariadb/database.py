@@ -14,7 +14,7 @@ from sqlalchemy.pool import NullPool
 from rm_db.mariadb.connection import MariaConnection, Result, failure_of
 from rm_db.mariadb.parked_branches import ParkedBranches
 from rm_db.mariadb.prepared_branches import PreparedBranches
-from rm_db.mariadb.server_facts import ASK_VARIABLES, Facts
+from rm_db.mariadb.server_facts import ASK_VARIABLES, ServerFacts
 from rm_db.server.database import ServerDatabase
 from rm_db.server.pending import OutstandingSteps
 from rm_db.server.steps import drive, understood
@@ -40,7 +40,7 @@ _UNREACHABLE: Final = frozenset({2002, 2003, 2005, 2013, 2006, 1053, 1129})
 """There is no answer, the server is shut down, or it has blocked this machine after errors of the network."""
 
 
-class MariaDatabase(ServerDatabase[MariaConnection, Facts]):
+class MariaDatabase(ServerDatabase[MariaConnection, ServerFacts]):
     """One database. What is prepared is not bound to a session any more when it is closed."""
 
     prepared: PreparedBranches
@@ -53,11 +53,11 @@ class MariaDatabase(ServerDatabase[MariaConnection, Facts]):
         self.parked.pool = self.pool
         self.prepared = PreparedBranches(self)
 
-    def probe(self) -> Facts:
+    def probe(self) -> ServerFacts:
         """As everywhere; XAER_RMERR: branches can't be prepared there, or not be found again."""
         variables = self.outstanding.run(self.command(ASK_VARIABLES, has_rows=True))
         with understood(self.pool.close_idle):
-            facts = Facts.of({row[0]: row[1] for row in variables.rows})
+            facts = ServerFacts.of({row[0]: row[1] for row in variables.rows})
         facts.check()
         self._facts = facts
         self.outstanding.run(self.prepared.scan())  # MySQL lists prepared branches to users with a right only

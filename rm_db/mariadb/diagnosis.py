@@ -14,7 +14,7 @@ import pymysql
 from rm_db.address import Address
 from rm_db.mariadb.connection import failure_of
 from rm_db.mariadb.database import arguments, unconnected
-from rm_db.mariadb.server_facts import ASK_VARIABLES, Facts
+from rm_db.mariadb.server_facts import ASK_VARIABLES, ServerFacts
 from xa import XaError
 from xa.diagnosis import Check, Diagnosis, Health, clock_ahead_s, not_opened
 from xa.sql.pymysql_connection import BoundedConnection
@@ -83,7 +83,7 @@ KEPT: Final = (
 
 
 def _checks(connection: Driver) -> Iterator[Check]:
-    facts = Facts.of({row[0]: row[1] for row in _rows(connection, ASK_VARIABLES.decode("ascii"))})
+    facts = ServerFacts.of({row[0]: row[1] for row in _rows(connection, ASK_VARIABLES.decode("ascii"))})
     ((user, database),) = _rows(connection, "SELECT CURRENT_USER(), DATABASE()")
     named = "no database" if database is None else f"database {database}"
     where = f"{facts.name} at {connection.host}:{connection.port}, {named}, as {user}"
@@ -96,7 +96,7 @@ def _checks(connection: Driver) -> Iterator[Check]:
         yield Check(Health.FAIL, "durability", found, advice)
 
 
-def _listing(connection: Driver, facts: Facts) -> Check:
+def _listing(connection: Driver, facts: ServerFacts) -> Check:
     try:
         prepared = len(_rows(connection, "XA RECOVER"))
     except pymysql.MySQLError as error:

@@ -43,7 +43,7 @@ _ON: Final = frozenset({"ON", "1", "YES"})
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServerFacts:
     """The server's properties."""
 
     name: str
@@ -58,7 +58,7 @@ class Facts:
     galera: bool
 
     @classmethod
-    def of(cls, variables: Mapping[str, Any]) -> Facts:
+    def of(cls, variables: Mapping[str, Any]) -> ServerFacts:
         """The facts from the answer to ASK_VARIABLES."""
         values = {str(name).lower(): str(value) for name, value in variables.items()}
         text = values.get("version", "")

@@ -56,7 +56,7 @@ _PROBE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServerFacts:
     """The server's properties."""
 
     version: int
@@ -96,7 +96,7 @@ class EndCommands:
         return self.ending(insertion + b";" + setting if insertion else setting)
 
 
-class PostgresDatabase(ServerDatabase[LibpqConnection, Facts]):
+class PostgresDatabase(ServerDatabase[LibpqConnection, ServerFacts]):
     """One database of PostgreSQL. `end_commands` are known after `probe`. With `notes` it takes notes of the branches
     that are prepared there."""
 
@@ -110,7 +110,7 @@ class PostgresDatabase(ServerDatabase[LibpqConnection, Facts]):
         self.prepared = PreparedTransactions(self)
         self.outcomes = TransactionOutcomes(self)
 
-    def probe(self) -> Facts:
+    def probe(self) -> ServerFacts:
         """As everywhere; XAER_RMERR: it can be used neither to prepare nor to decide."""
         reply = self.outstanding.run(self.command(_PROBE))
         with understood(self.pool.close_idle):
@@ -118,7 +118,7 @@ class PostgresDatabase(ServerDatabase[LibpqConnection, Facts]):
                 (octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0]
             )
             on = (standby == "t", read_only == "on")
-            facts = Facts(int(version), int(prepared), *on, synchronous, fsync == "on", user, database)
+            facts = ServerFacts(int(version), int(prepared), *on, synchronous, fsync == "on", user, database)
 
         if facts.version < MIN_VERSION:
             raise xa_error(

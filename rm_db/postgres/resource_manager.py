@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rm_db.address import Address
-    from rm_db.postgres.database import Facts
+    from rm_db.postgres.database import ServerFacts
     from rm_db.postgres.prepared_transactions import PreparedTransaction
     from xa import Registrar, Xid
     from xa.diagnosis import Diagnosis
@@ -76,7 +76,7 @@ class PostgresResource(TwoPhaseResource[PostgresTransaction, PostgresDatabase]):
         return diagnose_postgres(open_string, two_phase=True)
 
 
-def _check_prepares(facts: Facts, address: Address) -> None:
+def _check_prepares(facts: ServerFacts, address: Address) -> None:
     if facts.max_prepared == 0:
         raise xa_error(
             Code.XAER_RMERR,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from tm.log import Branch, Decision, DecisionRefused, Heuristic, LogFull, LogStopped
-from tm.log.incarnations import Incarnations, Standing, succeeded, trusted
+from tm.log.incarnations import Incarnations, IncarnationState, succeeded, trusted
 
 
 class Disk:
@@ -16,7 +16,7 @@ class Disk:
 
     def __init__(self, log_id: bytes) -> None:
         self.log_id = log_id
-        self.noted: dict[bytes, Standing] = {}
+        self.noted: dict[bytes, IncarnationState] = {}
         self.floors: dict[bytes, int] = {}
         self.lazy_floors: dict[bytes, int] = {}
         self.ceilings: dict[bytes, int] = {}
@@ -57,7 +57,7 @@ class SimulatedLog:
         self._disk = disk
         self.node = node
         self.incarnation = incarnation or (len(disk.noted) + 1).to_bytes(8, "big")
-        disk.noted = {**succeeded(disk.noted, copied=disk.is_copy), self.incarnation: Standing.OPEN}
+        disk.noted = {**succeeded(disk.noted, copied=disk.is_copy), self.incarnation: IncarnationState.OPEN}
         disk.is_copy = False
         self._incarnations = Incarnations(dict(disk.noted))
         disk.taken += 1

@@ -15,11 +15,11 @@ from typing import Any
 from tests.simulation.bent import Bent, without
 from tests.simulation.world import Mutant
 from tm.log import Branch, Decision, Heuristic, LogError, LogFull, LogStopped
-from tm.log.incarnations import Incarnations, Standing
-from tm.recovery.ownership import AtWork, Ceilings, Claim, Floors, Ownership, Whose
+from tm.log.incarnations import Incarnations, IncarnationState
+from tm.recovery.ownership import AtWork, Ceilings, Claim, Floors, Ownership, OwnershipClaim
 from tm.recovery.ports import Decisions, RecoveryPorts, Scanned
 from tm.sequences import Sequences
-from tm.two_phase.ports import Answer, Asked, Ports
+from tm.two_phase.ports import Answer, AskedBranches, Ports
 from tm.two_phase.return_codes import Verb
 from xa import HEURISTIC_CODES, Code, Gtrid, XaError, xa_error
 from xa.outcome_notes import BranchOutcome
@@ -102,7 +102,7 @@ class _BranchForgotten(Bent[Ports]):
 class _LeftAnswersAreForgotten(Bent[Ports]):
     """What was left is taken for XA_OK when somebody asks for it."""
 
-    async def collect(self, asked: Asked) -> list[Answer]:
+    async def collect(self, asked: AskedBranches) -> list[Answer]:
         left = set(asked.outstanding)
         answers = await self.ports.collect(asked)
         return [Code.XA_OK if index in left else answer for index, answer in enumerate(answers)]
@@ -215,20 +215,20 @@ class _EndsWhatIsOthers(Ownership):
 
     __slots__ = ()
 
-    def whose(self, gtrid: bytes, at_work: AtWork = MappingProxyType({}), *, decided: bool = False) -> Whose:
+    def whose(self, gtrid: bytes, at_work: AtWork = MappingProxyType({}), *, decided: bool = False) -> OwnershipClaim:
         whose = super().whose(gtrid, at_work, decided=decided)
-        return Whose(Claim.OURS) if decided and Gtrid.decode(gtrid).node != self.node else whose
+        return OwnershipClaim(Claim.OURS) if decided and Gtrid.decode(gtrid).node != self.node else whose
 
 
 def _with(kind: type[Ownership]) -> Callable[[Ownership], Ownership]:
     return lambda own: kind(own.node, own.log_id, own.incarnations, own.deciders, own.own, own.floors, own.ceilings)
 
 
-class _Everything(dict[bytes, Standing]):
+class _Everything(dict[bytes, IncarnationState]):
     """Knows of every incarnation."""
 
     def get(self, _key: bytes, _default: Any = None) -> Any:
-        return Standing.WHOLE
+        return IncarnationState.WHOLE
 
 
 def _noted_or_not(own: Ownership) -> Ownership:
@@ -238,7 +238,7 @@ def _noted_or_not(own: Ownership) -> Ownership:
 
 def _cut_or_not(own: Ownership) -> Ownership:
     """A copy presumes about what was at work when it was made."""
-    return replace(own, incarnations=Incarnations(dict.fromkeys(own.incarnations.noted, Standing.WHOLE)))
+    return replace(own, incarnations=Incarnations(dict.fromkeys(own.incarnations.noted, IncarnationState.WHOLE)))
 
 
 class _RollsBackOtherNodes(Bent["RecoveryPorts"]):

@@ -37,7 +37,7 @@ from tm.recovery.recovery_pass import recover
 from tm.recovery.report import Action, Report
 from tm.sequences import Sequences
 from tm.two_phase.commit import TwoPhaseCommit
-from tm.two_phase.ports import Answer, Asked, Ports, code_of
+from tm.two_phase.ports import Answer, AskedBranches, Ports, code_of
 from tm.two_phase.return_codes import Verb
 from xa import (
     FORMAT_ID,
@@ -188,7 +188,7 @@ class WorldPorts:
         self._trace(verb, branches, answers)
         return answers
 
-    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
+    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> AskedBranches:
         """Asks all, and does not wait for the answers of the resource `leave`."""
         await suspension()
         answers = await self._send_all(verb, branches, 0, leave)
@@ -198,9 +198,9 @@ class WorldPorts:
         outstanding: dict[int, Handle] = {}
         for index, answer in enumerate(answers):
             (outstanding if isinstance(answer, Handle) else there)[index] = answer
-        return Asked(verb, branches, there, outstanding)
+        return AskedBranches(verb, branches, there, outstanding)
 
-    async def collect(self, asked: Asked) -> list[Answer]:
+    async def collect(self, asked: AskedBranches) -> list[Answer]:
         """The answers, with those that were left."""
         await suspension()
         answers: list[Any] = [{**asked.answers, **asked.outstanding}[index] for index in range(len(asked.branches))]

@@ -60,7 +60,7 @@ def left_by_its_caller(thread: int) -> bool:
     return waited is not None and waited.left
 
 
-class StillGoingOn(Exception):
+class CallStillRunning(Exception):
     """The call takes longer than its caller waits. It goes on."""
 
 
@@ -110,7 +110,7 @@ class UninterruptedCalls:
         return DeferredSignals(about, self.break_off) if interruptible() else self._idle
 
     def run_for(self, seconds: float, about: object, work: Callable[[], T]) -> T:
-        """Carries out `work` on a thread of its own, and waits no longer than `seconds`. StillGoingOn: it goes on.
+        """Carries out `work` on a thread of its own, and waits no longer than `seconds`. CallStillRunning: it goes on.
 
         It may be called while garbage is collected, with any lock held, and takes none that others take."""
         call = _Call(about, work)
@@ -119,7 +119,7 @@ class UninterruptedCalls:
         _thread.start_new_thread(copy_context().run, (self._carry_out, call))
         if not call.over.wait(seconds):
             call.left = True
-            raise StillGoingOn
+            raise CallStillRunning
         return call.outcome()
 
     def _carry_out(self, call: _Call[Any]) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tm.consumer.history import History
-    from tm.consumer.receive_loop import Delivered, WorkerPorts
+    from tm.consumer.receive_loop import DeliveredMessage, WorkerPorts
     from tm.consumer.settings import ConsumerSettings
 
 
@@ -28,7 +28,7 @@ class OnePass:
         """Whether the loop has to end."""
         return self._over
 
-    async def receive(self, count: int, *, check: bool) -> Sequence[Delivered] | Exception:
+    async def receive(self, count: int, *, check: bool) -> Sequence[DeliveredMessage] | Exception:
         received = await self._worker.receive(count, check=check)
         if isinstance(received, Exception):
             self._ended(received)
@@ -41,16 +41,16 @@ class OnePass:
     def history(self, message: Any) -> History:
         return self._worker.history(message)
 
-    async def put_off(self, messages: Sequence[Delivered], wait_s: float) -> Exception | None:
+    async def put_off(self, messages: Sequence[DeliveredMessage], wait_s: float) -> Exception | None:
         return self._ended(await self._worker.put_off(messages, wait_s))
 
-    async def handle(self, messages: Sequence[Delivered]) -> Exception | None:
+    async def handle(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
         return self._ended(await self._worker.handle(messages))
 
-    async def refuse(self, messages: Sequence[Delivered]) -> Exception | None:
+    async def refuse(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
         return self._ended(await self._worker.refuse(messages))
 
-    async def give_back(self, messages: Sequence[Delivered]) -> Exception | None:
+    async def give_back(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
         return await self._worker.give_back(messages)
 
     async def pause(self, seconds: float) -> None:

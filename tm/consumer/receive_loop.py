@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tm.consumer.settings import ConsumerSettings
 
 
-class Delivered(Protocol):
+class DeliveredMessage(Protocol):
     """The properties of a message that the loop needs."""
 
     @property
@@ -44,7 +44,7 @@ class Delivered(Protocol):
 class WorkerPorts(Protocol):
     """The calls that the loop makes to its worker. A failure is an answer."""
 
-    async def receive(self, count: int, *, check: bool) -> Sequence[Delivered] | Exception:
+    async def receive(self, count: int, *, check: bool) -> Sequence[DeliveredMessage] | Exception:
         """Begins a transaction and receives in it; enlists the resources that were used first where `check` says so.
         The messages, with the transaction open where there are any; or the exception, with nothing left open."""
         ...
@@ -53,19 +53,19 @@ class WorkerPorts(Protocol):
         """What is known of a message's failures."""
         ...
 
-    async def put_off(self, messages: Sequence[Delivered], wait_s: float) -> Exception | None:
+    async def put_off(self, messages: Sequence[DeliveredMessage], wait_s: float) -> Exception | None:
         """Takes the messages, and sends them again for later, and commits."""
         ...
 
-    async def handle(self, messages: Sequence[Delivered]) -> Exception | None:
+    async def handle(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
         """Has the messages handled, and commits."""
         ...
 
-    async def refuse(self, messages: Sequence[Delivered]) -> Exception | None:
+    async def refuse(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
         """Puts the messages away as dead letters, and commits."""
         ...
 
-    async def give_back(self, messages: Sequence[Delivered]) -> Exception | None:
+    async def give_back(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
         """Gives the messages back as if they had not been received."""
         ...
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import random
 from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
-from tm.options import Choice, Errors, Option, Seconds, Share, Text, Whole, check, misfit
+from tm.options import Choice, Errors, Fraction, Option, Seconds, Text, WholeNumber, check, misfit
 from tm.resources import ConfigurationError
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ CONFLICT_MOST_S: Final = 1.0
 QUEUE: Final = Text('the name of a queue, as in consumer("orders")')
 OPTIONS: Final[dict[str, Option]] = {
     "resource": Text("the name of a resource"),
-    "workers": Whole(1, MAX_WORKERS),
-    "batch": Whole(1, MAX_BATCH),
+    "workers": WholeNumber(1, MAX_WORKERS),
+    "batch": WholeNumber(1, MAX_BATCH),
     "takes": Choice("message", "batch"),
-    "max_deliveries": Whole(1, 1_000_000),
+    "max_deliveries": WholeNumber(1, 1_000_000),
     "retry_first_s": Seconds(),
     "retry_most_s": Seconds(),
     "idle_s": Seconds(),
@@ -40,7 +40,7 @@ OPTIONS: Final[dict[str, Option]] = {
     "dead_letter": Text("the name of a queue", optional=True, may_be_empty=True),
     "retry_on": Errors(),
     "dead_on": Errors(),
-    "retry_jitter": Share(),
+    "retry_jitter": Fraction(),
     "retry_waits": Choice("worker", "broker"),
     "retry_for_s": Seconds(optional=True),
 }

@@ -187,7 +187,7 @@ class TaskCalls:
         await transaction.arollback()
 
 
-class Unanswered(NamedTuple):
+class UnansweredCommit(NamedTuple):
     """A transaction that is decided, and whose commit has left answers, with what it was for."""
 
     transaction: Transaction
@@ -217,7 +217,7 @@ class Worker:
         """The messages of this transaction that the handler can't be called with."""
         self._attempt = COUNTED
         """What is known of this attempt, should it fail."""
-        self._unanswered: Unanswered | None = None
+        self._unanswered: UnansweredCommit | None = None
 
     async def run(self) -> None:
         """Works until the consumer is to stop."""
@@ -297,7 +297,7 @@ class Worker:
             await self._calls.within(transaction, self._in_order(work))
             if live_of(transaction).is_left:
                 took_s = self._job.statistics.clock() - began
-                self._unanswered = Unanswered(transaction, wanted, messages, self._unfit, took_s)
+                self._unanswered = UnansweredCommit(transaction, wanted, messages, self._unfit, took_s)
                 self._job.statistics.ended(self._number)
                 return None
             error = _not_committed(transaction)

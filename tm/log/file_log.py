@@ -58,7 +58,7 @@ _Change = tuple[dict[bytes, Any], bytes, Any]
 """Table of the state, key, and what it holds for it, or None to take it out."""
 
 
-class _Fate(Enum):
+class _BatchResult(Enum):
     """The result of a batch, where it was no error."""
 
     OPEN = "not settled yet"
@@ -74,7 +74,7 @@ class _Batch:
         self.records: list[tuple[bytes, _Change | None]] = []
         self.size = 0
         self.gate = threading.Lock()
-        self.outcome: _Fate | LogError = _Fate.OPEN
+        self.outcome: _BatchResult | LogError = _BatchResult.OPEN
 
 
 class FileLog:
@@ -260,10 +260,10 @@ class FileLog:
         if isinstance(outcome, LogError):
             raise type(outcome)(*outcome.args) from outcome
 
-    def _settle(self, batch: _Batch) -> _Fate | LogError:
+    def _settle(self, batch: _Batch) -> _BatchResult | LogError:
         """Steps 2 to 5: the outcome of `batch`."""
         with batch.gate:
-            if batch.outcome is not _Fate.OPEN:
+            if batch.outcome is not _BatchResult.OPEN:
                 return batch.outcome
             with self._disk:
                 with self._mutex:
@@ -292,7 +292,7 @@ class FileLog:
                                 table.pop(key, None)
                             else:
                                 table[key] = record
-                    batch.outcome = _Fate.FORCED
+                    batch.outcome = _BatchResult.FORCED
                 return batch.outcome
 
     def _settle_interrupted(self, batch: _Batch) -> None:

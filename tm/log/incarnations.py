@@ -40,7 +40,7 @@ MOST: Final = 10_000
 """So many are kept, the newest ones. Otherwise a process that dies at every start would fill the log with them."""
 
 
-class Standing(Enum):
+class IncarnationState(Enum):
     """The knowledge of a log about an incarnation. A SqlLog stores the value."""
 
     UNKNOWN = "unknown"
@@ -59,13 +59,13 @@ class IncarnationVerb(Enum):
     TRUST = "an operator says that this copy is the newest"
 
 
-_S = Standing
+_S = IncarnationState
 _V = IncarnationVerb
 INCARNATION: Final = Machine(
     "incarnation in a decision log",
-    Standing,
+    IncarnationState,
     IncarnationVerb,
-    Standing.UNKNOWN,
+    IncarnationState.UNKNOWN,
     (
         Row(_V.NOTE, Result.OK, (_S.UNKNOWN,), _S.OPEN, "before its first gtrid"),
         Row(_V.CLOSE, Result.OK, (_S.OPEN,), _S.WHOLE, "it decides no more"),
@@ -89,14 +89,14 @@ class Incarnations:
     """A log's knowledge at one moment: those `noted`, oldest first, and `floors` and `ceilings` of those that have
     one."""
 
-    noted: Mapping[bytes, Standing] = field(default_factory=lambda: MappingProxyType({}))
+    noted: Mapping[bytes, IncarnationState] = field(default_factory=lambda: MappingProxyType({}))
     floors: Mapping[bytes, int] = field(default_factory=lambda: MappingProxyType({}))
     ceilings: Mapping[bytes, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def cut(self) -> tuple[bytes, ...]:
         """Those about which a copy presumes nothing."""
-        return tuple(incarnation for incarnation, standing in self.noted.items() if standing is Standing.CUT)
+        return tuple(incarnation for incarnation, standing in self.noted.items() if standing is IncarnationState.CUT)
 
     def why_not(self, incarnation: Incarnation) -> str | None:
         """Why the absence of a decision of this incarnation says nothing; None when it says that there is none, as far
@@ -104,13 +104,13 @@ class Incarnations:
         if isinstance(incarnation, int):
             return f"its incarnation is the counter {incarnation}, so a pipeline made it, which resolves it"
 
-        standing = self.noted.get(incarnation, Standing.UNKNOWN)
-        if standing is Standing.UNKNOWN:
+        standing = self.noted.get(incarnation, IncarnationState.UNKNOWN)
+        if standing is IncarnationState.UNKNOWN:
             return (
                 f"it was made by incarnation {incarnation.hex()}, which is not noted in this log: an old copy, which "
                 "can't know what was decided since"
             )
-        if standing is Standing.CUT:
+        if standing is IncarnationState.CUT:
             return (
                 f"it was made by incarnation {incarnation.hex()}, which was at work when this copy was made, "
                 "and the copy can't know what was decided since. If it is the newest that there is: "
@@ -119,7 +119,7 @@ class Incarnations:
         return None
 
 
-def succeeded(noted: Mapping[bytes, Standing], *, copied: bool) -> dict[bytes, Standing]:
+def succeeded(noted: Mapping[bytes, IncarnationState], *, copied: bool) -> dict[bytes, IncarnationState]:
     """What is known when a log is opened again that knew `noted`; `copied`: it is a copy of unknown origin."""
     verbs = (IncarnationVerb.COPY, IncarnationVerb.SUCCEED) if copied else (IncarnationVerb.SUCCEED,)
     known = dict(list(noted.items())[-MOST + 1 :])
@@ -128,28 +128,28 @@ def succeeded(noted: Mapping[bytes, Standing], *, copied: bool) -> dict[bytes, S
     return known
 
 
-def copy_of(noted: Mapping[bytes, Standing]) -> dict[bytes, Standing]:
+def copy_of(noted: Mapping[bytes, IncarnationState]) -> dict[bytes, IncarnationState]:
     """What a copy knows that is made of a log that knows `noted`."""
     return {one: advance(INCARNATION, standing, IncarnationVerb.COPY) for one, standing in noted.items()}
 
 
-def trusted(incarnations: Incarnations, incarnation: bytes) -> Standing:
+def trusted(incarnations: Incarnations, incarnation: bytes) -> IncarnationState:
     """What is known of an incarnation of which an operator says that nothing is missing; ValueError where something
     never was, or this log can't know."""
-    standing = incarnations.noted.get(incarnation, Standing.UNKNOWN)
+    standing = incarnations.noted.get(incarnation, IncarnationState.UNKNOWN)
     if INCARNATION.refusal(standing, IncarnationVerb.TRUST) is not None:
         cut = ", ".join(one.hex() for one in incarnations.cut) or "none"
         raise ValueError(
             f"incarnation {incarnation.hex()} was not at work when this copy of the log was made (that was: {cut}): "
             "there is nothing to take its word for"
         )
-    moved: Standing = advance(INCARNATION, standing, IncarnationVerb.TRUST)
+    moved: IncarnationState = advance(INCARNATION, standing, IncarnationVerb.TRUST)
     return moved
 
 
-def warning_of(place: object, incarnations: Incarnations, before: Mapping[bytes, Standing]) -> str | None:
+def warning_of(place: object, incarnations: Incarnations, before: Mapping[bytes, IncarnationState]) -> str | None:
     """What to tell when a log is opened at `place` that has turned out to be a copy since it knew `before`."""
-    new = [one for one in incarnations.cut if before.get(one) is not Standing.CUT]
+    new = [one for one in incarnations.cut if before.get(one) is not IncarnationState.CUT]
     if not new:
         return None
     names = ", ".join(one.hex() for one in new)

@@ -29,7 +29,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from tm.log.contract import LogDamaged, LogError, LogFull, LogOfOtherVersion
-from tm.log.incarnations import Standing, succeeded, warning_of
+from tm.log.incarnations import IncarnationState, succeeded, warning_of
 from tm.log.log_folder import disk_errors
 from tm.log.records import RecordError, decode
 from tm.log.segment import (
@@ -145,7 +145,7 @@ class Journal:
         else:
             self._remove_unfinished(names)
             self._header = Header(b"", 0, 0, self._entropy(LOG_ID_SIZE), 0, self.node)
-            self.state.noted[self.incarnation] = Standing.OPEN
+            self.state.noted[self.incarnation] = IncarnationState.OPEN
             self._make(MAKING, self._size_for(0))
             self._begin(MAKING, b"".join(self.state.records()))
 
@@ -164,7 +164,7 @@ class Journal:
                 f"{self._files} is the decision log of node {self._header.node!r}, not of {self.node!r}: "
                 f"open it with that node id, or give {self.node!r} a folder of its own"
             )
-        if Standing.OPEN in self.state.noted.values():
+        if IncarnationState.OPEN in self.state.noted.values():
             _LOGGER.warning("%s was not closed; its last forced record ends at %d", self._files, contents.end)
         self._remove_unfinished(names)
         for generation in generations[:-1]:
@@ -181,7 +181,7 @@ class Journal:
         warning = warning_of(self._files, state.incarnations, before if header.identity else {})
         if warning is not None:
             _LOGGER.warning("%s", warning)
-        state.noted[self.incarnation] = Standing.OPEN
+        state.noted[self.incarnation] = IncarnationState.OPEN
 
     # --- Moving to the next segment -----------------------------------------------------------------------
     def _move(self, state: bytes, room: int) -> None:

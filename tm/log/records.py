@@ -30,7 +30,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from tm.log.contract import Branch, Decision, Heuristic
-from tm.log.incarnations import Standing
+from tm.log.incarnations import IncarnationState
 from xa import HEURISTIC_CODES, Code, Xid
 from xa.gtrid import INCARNATION_SIZE
 from xa.outcome_notes import MAX_NOTE
@@ -55,7 +55,7 @@ _NO_NOTE: Final = b"\0"
 _FORMAT_ID: Final = struct.Struct(">I")
 _COUNT: Final = struct.Struct(">H")
 _SEQUENCE: Final = struct.Struct(">Q")
-_STANDINGS: Final = {Standing.OPEN: 1, Standing.WHOLE: 2, Standing.CUT: 3}
+_STANDINGS: Final = {IncarnationState.OPEN: 1, IncarnationState.WHOLE: 2, IncarnationState.CUT: 3}
 _STANDING_OF: Final = {number: standing for standing, number in _STANDINGS.items()}
 
 
@@ -64,7 +64,7 @@ class RecordError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class DecisionEnded:
     """Every branch of `gtrid` is finished."""
 
     gtrid: bytes
@@ -78,11 +78,11 @@ class HeuristicDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class IncarnationNoted:
     """What is known of an incarnation from now on."""
 
     incarnation: bytes
-    standing: Standing
+    standing: IncarnationState
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class CarriedOut:
     at_ms: int
 
 
-Record = Decision | End | Heuristic | HeuristicDropped | Noted | Floor | Ceiling | CarriedOut
+Record = Decision | DecisionEnded | Heuristic | HeuristicDropped | IncarnationNoted | Floor | Ceiling | CarriedOut
 
 
 def encode_decision(decision: Decision) -> bytes:
@@ -145,7 +145,7 @@ def encode_heuristic_dropped(branch: Branch) -> bytes:
     return bytes((HEURISTIC_DROPPED,)) + branch_key(branch)
 
 
-def encode_noted(incarnation: bytes, standing: Standing) -> bytes:
+def encode_noted(incarnation: bytes, standing: IncarnationState) -> bytes:
     """The INCARNATION record."""
     return bytes((INCARNATION, _STANDINGS[standing])) + incarnation
 
@@ -244,7 +244,7 @@ def _record(octets: bytes, at: int) -> tuple[Record, int]:
 
     if kind == END:
         gtrid, at = _short(octets, at + 1)
-        return End(gtrid), at
+        return DecisionEnded(gtrid), at
     if kind == HEURISTIC:
         code = Code(octets[at + 1])
         branch, at = decode_branch(octets, at + 2)
@@ -259,7 +259,7 @@ def _record(octets: bytes, at: int) -> tuple[Record, int]:
         standing = _STANDING_OF.get(octets[at + 1])
         if standing is None:
             raise ValueError(f"{octets[at + 1]} is no state of an incarnation")
-        return Noted(octets[at + 2 : end], standing), end
+        return IncarnationNoted(octets[at + 2 : end], standing), end
     if kind in (FLOOR, CEILING):
         end = at + 1 + INCARNATION_SIZE
         (sequence,) = _SEQUENCE.unpack_from(octets, end)

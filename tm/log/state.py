@@ -10,9 +10,9 @@ from tm.log.incarnations import Incarnations
 from tm.log.records import (
     CarriedOut,
     Ceiling,
-    End,
+    DecisionEnded,
     Floor,
-    Noted,
+    IncarnationNoted,
     Record,
     branch_key,
     decode_decision,
@@ -28,7 +28,7 @@ from tm.log.records import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tm.log.incarnations import Standing
+    from tm.log.incarnations import IncarnationState
 
 
 class LogState:
@@ -41,7 +41,7 @@ class LogState:
         """gtrid → DECISION record."""
         self.heuristics: dict[bytes, bytes] = {}
         """`branch_key` → HEURISTIC record."""
-        self.noted: dict[bytes, Standing] = {}
+        self.noted: dict[bytes, IncarnationState] = {}
         """Incarnation → what is known of it, oldest first."""
         self.floors: dict[bytes, int] = {}
         """Incarnation → the sequence below which its transactions are over."""
@@ -55,11 +55,11 @@ class LogState:
         behind a snapshot that knew of it."""
         if isinstance(record, Decision):
             self.decisions[record.gtrid] = encode_decision(record)
-        elif isinstance(record, End):
+        elif isinstance(record, DecisionEnded):
             self.decisions.pop(record.gtrid, None)
         elif isinstance(record, Heuristic):
             self.heuristics[branch_key(record.branch)] = encode_heuristic(record)
-        elif isinstance(record, Noted):
+        elif isinstance(record, IncarnationNoted):
             self.noted[record.incarnation] = record.standing
         elif isinstance(record, Floor):
             self.floors[record.incarnation] = record.sequence

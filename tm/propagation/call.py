@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from tm.errors import ProtocolMisuse, RolledBack
-from tm.options import Errors, Member, Option, Seconds, Whole, check
+from tm.options import Errors, Member, Option, Seconds, WholeNumber, check
 from tm.outcome import Verdict
 from tm.two_phase.states import GlobalState
 
@@ -91,7 +91,7 @@ OPTIONS: Final[dict[str, Option]] = {
     "propagation": Member(Propagation),
     "rollback_on": Errors(),
     "timeout_s": Seconds(optional=True),
-    "retries": Whole(0, 1_000_000),
+    "retries": WholeNumber(0, 1_000_000),
 }
 
 

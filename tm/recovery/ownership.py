@@ -66,7 +66,7 @@ class Claim(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Whose:
+class OwnershipClaim:
     """A claim, and in words why it is not ours."""
 
     claim: Claim
@@ -78,7 +78,7 @@ class Whose:
         return self.claim is Claim.OURS
 
 
-_OURS = Whose(Claim.OURS)
+_OURS = OwnershipClaim(Claim.OURS)
 _NOTHING: Final[Mapping[bytes, int]] = MappingProxyType({})
 FINISHED: Final = (
     "it was finished before, so this resource's data is older than its manager's notes: restored from a back-up, or a "
@@ -116,54 +116,58 @@ class Ownership:
     floors: Floors = field(default_factory=lambda: MappingProxyType({}))
     ceilings: Ceilings = field(default_factory=lambda: MappingProxyType({}))
 
-    def whose(self, gtrid: bytes, at_work: AtWork = MappingProxyType({}), *, decided: bool = False) -> Whose:
+    def whose(self, gtrid: bytes, at_work: AtWork = MappingProxyType({}), *, decided: bool = False) -> OwnershipClaim:
         """Whose `gtrid` is; `decided`: a decision of it was found where it names, so that nothing is presumed."""
         try:
             read = Gtrid.decode(gtrid)
         except ValueError:
-            return Whose(Claim.FOREIGN)
+            return OwnershipClaim(Claim.FOREIGN)
         log = read.log_id.hex()
         if read.node != self.node:
-            return Whose(Claim.OTHERS, f"belongs to node {read.node}, log {log}")
+            return OwnershipClaim(Claim.OTHERS, f"belongs to node {read.node}, log {log}")
         if read.log_id == self.log_id:
             if decided:
                 return _OURS
             why = self.incarnations.why_not(read.incarnation)
             if why is not None:
-                return Whose(Claim.ELSEWHERE, f"{why} (log {log})")
+                return OwnershipClaim(Claim.ELSEWHERE, f"{why} (log {log})")
             return self._unless_bounded(read, IN_LOG)
 
         decider = self.deciders.get(read.log_id)
         if decider is None:
-            return Whose(Claim.ELSEWHERE, f"its decision lives in log {log}, which is not open here")
+            return OwnershipClaim(Claim.ELSEWHERE, f"its decision lives in log {log}, which is not open here")
         if isinstance(read.incarnation, int):
-            return Whose(Claim.ELSEWHERE, f"its incarnation is the counter {read.incarnation}, which no manager has")
+            return OwnershipClaim(
+                Claim.ELSEWHERE, f"its incarnation is the counter {read.incarnation}, which no manager has"
+            )
         if read.incarnation == self.own:
             return _OURS if decided else self._unless_bounded(read, decider)
         working = at_work.get(decider, frozenset())
         if isinstance(working, XaError):
             why = f"it is unknown who is working on it, because {decider} can't be asked: {working.message}"
-            return Whose(Claim.UNKNOWN, why)
+            return OwnershipClaim(Claim.UNKNOWN, why)
         if read.incarnation in working:
-            return Whose(Claim.AT_WORK, f"another process of this node is working on it, as {decider} says")
+            return OwnershipClaim(Claim.AT_WORK, f"another process of this node is working on it, as {decider} says")
         return _OURS if decided else self._unless_bounded(read, decider)
 
-    def _unless_bounded(self, read: Gtrid, place: str) -> Whose:
+    def _unless_bounded(self, read: Gtrid, place: str) -> OwnershipClaim:
         """Ours, unless what its incarnation has noted there says that it is over, or that the place is older."""
         floors, ceilings = self.floors.get(place, _NOTHING), self.ceilings.get(place)
         for bounds in (floors, ceilings):
             if isinstance(bounds, XaError):
                 why = f"it is unknown whether it was finished before, because {place} can't be asked: {bounds.message}"
-                return Whose(Claim.UNKNOWN, why)
+                return OwnershipClaim(Claim.UNKNOWN, why)
         assert isinstance(read.incarnation, bytes)  # noqa: S101 — as was looked at before
 
         if isinstance(ceilings, Mapping) and read.sequence >= ceilings.get(read.incarnation, 0):
             why = BEGUN_LATER if read.incarnation in ceilings or place == IN_LOG else NOT_NOTED
-            return Whose(Claim.ELSEWHERE, why.format(place=place or "this log", incarnation=read.incarnation.hex()))
+            return OwnershipClaim(
+                Claim.ELSEWHERE, why.format(place=place or "this log", incarnation=read.incarnation.hex())
+            )
         floor = floors.get(read.incarnation, 0) if isinstance(floors, Mapping) else 0
         if read.sequence >= floor:
             return _OURS
-        return Whose(Claim.FINISHED, OVER_BEFORE if floor == OVER else FINISHED)
+        return OwnershipClaim(Claim.FINISHED, OVER_BEFORE if floor == OVER else FINISHED)
 
 
 def ownership_of(

@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tm.log import Branch, Decision, Heuristic
-from tm.log.incarnations import Standing
+from tm.log.incarnations import IncarnationState
 from tm.recovery.ownership import IN_LOG, Claim
 from tm.recovery.report import Action, Finding, Report
 from tm.two_phase.ports import code_of
@@ -149,7 +149,9 @@ def _ended_incarnations(ownership: Ownership, at_work: AtWork) -> dict[str, froz
         if isinstance(floors, XaError):
             continue
         if place == IN_LOG:
-            begun = {one for one, standing in ownership.incarnations.noted.items() if standing is Standing.WHOLE}
+            begun = {
+                one for one, standing in ownership.incarnations.noted.items() if standing is IncarnationState.WHOLE
+            }
         else:
             working = at_work.get(place)
             if not isinstance(working, frozenset):

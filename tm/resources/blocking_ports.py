@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, cast
 from tm.log import Branch, LogError, LogFull
 from tm.log.decider_record import encode_branches
 from tm.outcome import named
-from tm.two_phase.ports import Asked
+from tm.two_phase.ports import AskedBranches
 from tm.two_phase.return_codes import Verb
 from xa import TMASYNC, TMNOFLAGS, Code, Gtrid, Handle, XaError, XaMisuse, xa_error
 from xa.outcome_notes import MAX_NOTE, BranchOutcome
@@ -82,8 +82,8 @@ class BlockingPorts:
                     collected[index] = self._ask_again(verb, branches[index], flags)
         return collected
 
-    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
-        asked = Asked(verb, branches, {}, {})
+    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> AskedBranches:
+        asked = AskedBranches(verb, branches, {}, {})
         sent = False
         try:
             for index, flags in self._overlapped(branches, TMNOFLAGS, leave):
@@ -99,7 +99,7 @@ class BlockingPorts:
                     asked.answers[index] = self._collect(branches[index], asked.outstanding.pop(index))
         return asked
 
-    async def collect(self, asked: Asked) -> list[Answer]:
+    async def collect(self, asked: AskedBranches) -> list[Answer]:
         branches, answers = asked.branches, asked.answers
         for index in tuple(asked.outstanding):
             answers[index] = self._collect(branches[index], asked.outstanding.pop(index))

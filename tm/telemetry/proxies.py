@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tm.log import Branch, Decision, Heuristic, LogError
     from tm.recording import Recording
-    from tm.two_phase.ports import Answer, Asked, Ports
+    from tm.two_phase.ports import Answer, AskedBranches, Ports
     from xa import Completion, DecidingResource, DecisionRecord, NotedIncarnation, Owner, ResourceManager, Xid
     from xa.outcome_notes import BranchOutcome
 
@@ -195,13 +195,13 @@ class MeasuredPorts:
         finally:
             self._recorder.phase(phase, began)
 
-    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
+    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> AskedBranches:
         began = perf_counter()
         asked = await self._ports.send(verb, branches, leave)
         asked.took_s = perf_counter() - began
         return asked
 
-    async def collect(self, asked: Asked) -> list[Answer]:
+    async def collect(self, asked: AskedBranches) -> list[Answer]:
         began = perf_counter()
         try:
             return await self._ports.collect(asked)

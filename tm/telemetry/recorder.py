@@ -132,7 +132,7 @@ def _both(first: Callable[..., None], second: Callable[..., None]) -> Callable[.
     return record
 
 
-class Entered(NamedTuple):
+class CurrentSpan(NamedTuple):
     """A span that is the current one, and what was before it."""
 
     span: Span
@@ -226,16 +226,16 @@ class Recorder:
         span = self._tracer.start_span(TRANSACTION_SPAN, above, attributes={GTRID: named(gtrid), **self._node})
         self._traces[gtrid] = _Trace(perf_counter(), span, process)
 
-    def enter(self, gtrid: bytes) -> Entered | None:
+    def enter(self, gtrid: bytes) -> CurrentSpan | None:
         """The span of a transaction becomes the current one of the calling context."""
         found = self._traces.get(gtrid)
         if found is None:
             return None
-        entered = Entered(found.span, context.get_current())
+        entered = CurrentSpan(found.span, context.get_current())
         context.attach(trace.set_span_in_context(found.span))
         return entered
 
-    def leave(self, entered: Entered) -> None:
+    def leave(self, entered: CurrentSpan) -> None:
         """What was current before is so again, unless the application has made another span current since."""
         if trace.get_current_span() is entered.span:
             context.attach(entered.outer)  # with a token this would work in the context of `enter` only

@@ -30,7 +30,7 @@ def code_of(answer: Answer) -> Code:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class AskedBranches:
     """Branches that were asked a verb, not all of which have answered."""
 
     verb: Verb
@@ -76,12 +76,12 @@ class Ports(OutcomePorts, Protocol):
         """Makes the decision durable in the log. None, or the error that `DecisionLog.decide` raised."""
         ...
 
-    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
+    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> AskedBranches:
         """Asks, and does not wait for the answers of the resource `leave`, if that takes TMASYNC. Every request was
         sent when it returns."""
         ...
 
-    async def collect(self, asked: Asked) -> list[Answer]:
+    async def collect(self, asked: AskedBranches) -> list[Answer]:
         """Waits for the answers that `send` has left; all of them, as `ask` returns them."""
         ...
 

@@ -36,12 +36,12 @@ class MessageUnfit(Exception):
         super().__init__(f"{'.'.join(map(str, where))}: {what}" if where else what)
 
 
-class Unreadable(TypeError):
+class UnsupportedType(TypeError):
     """A type that nothing here can make from a message's body."""
 
 
 def reader_of(wanted: Any) -> Reader:
-    """What makes a `wanted` of a value. Unreadable: an unknown type."""
+    """What makes a `wanted` of a value. UnsupportedType: an unknown type."""
     with _MAKING:
         return _reader_of(wanted)
 
@@ -81,7 +81,9 @@ def _hints(wanted: type) -> dict[str, Any]:
     try:
         return get_type_hints(wanted, include_extras=True)
     except NameError as error:
-        raise Unreadable(f"{wanted.__qualname__}: {error}: its types have to be importable when it runs") from error
+        raise UnsupportedType(
+            f"{wanted.__qualname__}: {error}: its types have to be importable when it runs"
+        ) from error
 
 
 # --- the libraries' own ----------------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ def _reader_of_msgspec_json(wanted: Any) -> Callable[[bytes], Any]:
 def _plain(wanted: Any) -> Reader:
     made = _simple(wanted) or _compound(wanted)
     if made is None:
-        raise Unreadable(
+        raise UnsupportedType(
             f"{_name(wanted)}: no message can be made into it; declare a model of pydantic, a dataclass, a struct of "
             "msgspec or a plain type, or give the app a codec that knows it"
         )

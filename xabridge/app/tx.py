@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tm import Outcome
 
 
-class Sends:
+class PendingSends:
     """What one transaction sends with `await tx.asend(…)`, until it is sent.
 
     A coroutine that is not awaited does nothing, and Python only warns, at some later time. Without the check here such
@@ -55,7 +55,7 @@ class Sends:
 class Send(Coroutine[Any, Any, None]):
     """The coroutine of one send, which tells when it is over."""
 
-    def __init__(self, sends: Sends, address: str, steps: Coroutine[Any, Any, None]) -> None:
+    def __init__(self, sends: PendingSends, address: str, steps: Coroutine[Any, Any, None]) -> None:
         self.address = address
         self.has_begun = False
         self.is_closed = False
@@ -108,7 +108,7 @@ class Tx(Transaction):
 
     codecs: ClassVar[Codecs] = Codecs()
     """How bodies are written and read; an App with codecs of its own has those here."""
-    _sends: Sends | None = None
+    _sends: PendingSends | None = None
     """Where it sends with `asend`: what is not sent yet."""
 
     def send(
@@ -124,7 +124,7 @@ class Tx(Transaction):
         """`send` for tasks, which await it. A transaction with one that is not awaited, or that is not done at the
         commit, is rolled back."""
         if self._sends is None:
-            sends = Sends()
+            sends = PendingSends()
             self.register_synchronization(before=sends.check)
             self._sends = sends
         return self._sends.add(address, self._asend(address, value, resource, content_type, more))

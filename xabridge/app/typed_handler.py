@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_args, g
 from rm_amqp.message import Message
 from tm import ConfigurationError, Transaction
 from tm.consumer.handler import Handler, Refused
-from xabridge.app.conversion import MessageUnfit, Unreadable, reader_of
+from xabridge.app.conversion import MessageUnfit, UnsupportedType, reader_of
 from xabridge.app.dependencies import Call, Depends, is_async
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Signature:
         if self.body is not None:
             try:
                 reader_of(self.body[1])
-            except Unreadable as error:
+            except UnsupportedType as error:
                 raise ConfigurationError(f"{self.name}: {self.body[0]}: {error}") from error
 
 

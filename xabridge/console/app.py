@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 from xabridge.console.brokers import BrokerProblem, BrokerUnreachable, RequestRefused, ResultUnknown
 from xabridge.console.event_stream import events
 from xabridge.console.pages import LIVE, OPEN, PAGES
-from xabridge.console.security import Guard
+from xabridge.console.security import SecurityMiddleware
 from xabridge.console.view import STATIC, View
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def application(console: Console) -> Starlette:
 
     return Starlette(
         routes=routes.all(),
-        middleware=[Middleware(Guard, settings=console.settings)],
+        middleware=[Middleware(SecurityMiddleware, settings=console.settings)],
         lifespan=lifespan,
         exception_handlers={HTTPException: routes.failed, Exception: routes.broken},  # type: ignore[dict-item]
     )

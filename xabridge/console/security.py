@@ -1,4 +1,4 @@
-"""Guard: what every request has to pass, and what every response says to the browser.
+"""SecurityMiddleware: what every request has to pass, and what every response says to the browser.
 
 - The Host is one of the console's own names. Otherwise a page of somebody else's, whose name leads here, could read
   what this one shows (DNS rebinding).
@@ -44,7 +44,7 @@ _CHANGING: Final = frozenset({"POST"})
 _METHODS: Final = frozenset({"GET", "HEAD", "POST"})
 
 
-class Guard:
+class SecurityMiddleware:
     """The outermost layer of the application."""
 
     def __init__(self, app: ASGIApp, settings: ConsoleSettings) -> None:

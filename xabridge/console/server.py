@@ -51,7 +51,7 @@ class Server:
         self.console = Console(settings, configuration)
         self._socket = bound if bound is not None else listen_at(settings)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server = _Quiet(
+        self._server = _SignalFreeServer(
             uvicorn.Config(
                 application(self.console),
                 log_config=None,
@@ -64,7 +64,7 @@ class Server:
                 ssl_certfile=settings.certificate or None,
                 ssl_keyfile=settings.key or None,
                 ws="none",
-                http=_Impatient,
+                http=_IdleTimeoutProtocol,
             )
         )
         host, port = self._socket.getsockname()[:2]
@@ -102,7 +102,7 @@ class _Loop(asyncio.SelectorEventLoop):
         return await super().create_server(*args, **settings)
 
 
-class _Impatient(H11Protocol):
+class _IdleTimeoutProtocol(H11Protocol):
     """A connection that is closed if its peer asks for nothing, since everybody may connect, and only so many can."""
 
     _looking: asyncio.TimerHandle | None = None
@@ -128,7 +128,7 @@ class _Impatient(H11Protocol):
             self._look_later()
 
 
-class _Quiet(uvicorn.Server):
+class _SignalFreeServer(uvicorn.Server):
     """A server that leaves the signals to us."""
 
     @contextmanager
@@ -159,7 +159,7 @@ def serving(
         thread.join(STOP_S)
 
 
-class ConsoleBeside:
+class EmbeddedConsole:
     """The console beside a broker that runs in the same process, `xabridge broker --console PORT`.
 
     It holds the port from the beginning, and serves once the broker listens. OSError: the port is taken.

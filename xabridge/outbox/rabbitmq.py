@@ -141,7 +141,7 @@ class RabbitPublisher:
         self._channel: Any = None
         self._published = 0
         """On this channel: the delivery tag of the last message."""
-        self._wave = _Wave((), 1)
+        self._wave = _ConfirmBatch((), 1)
 
     def open(self) -> None:
         if self._connection is not None and self._connection.connected:
@@ -203,7 +203,7 @@ class RabbitPublisher:
         try:
             connection = self._opened(deadline)
             self._open_channel(connection)
-            wave = self._wave = _Wave(ready, self._published + 1)
+            wave = self._wave = _ConfirmBatch(ready, self._published + 1)
 
             for one in ready:
                 self._published += 1
@@ -234,7 +234,7 @@ class RabbitPublisher:
             sent.away = f"RabbitMQ at {self._settings.host}: {_said(error)}"
         finally:
             self._wave.note(sent)
-            self._wave = _Wave((), self._published + 1)
+            self._wave = _ConfirmBatch((), self._published + 1)
         return None
 
     def _opened(self, deadline: float) -> BoundedConnection:
@@ -296,7 +296,7 @@ class _Ready:
     message: Any
 
 
-class _Wave:
+class _ConfirmBatch:
     """What the broker says of messages that are published one after the other on one channel, by their delivery
     tags."""
 

@@ -147,7 +147,7 @@ class SinkOptions:
 
 def source_options(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SourceOptions:
     """The options of a source; PipelineError for what can't be used."""
-    given = _Given("amqp", SOURCE, options)
+    given = _GivenOptions("amqp", SOURCE, options)
     settings = given.settings(environment)
     shards = _shards(given, settings)
     body = given.text("body") or "binary"
@@ -181,7 +181,7 @@ def source_options(options: Mapping[str, str], environment: Mapping[str, str] = 
     return SourceOptions(settings, source, "text" if body == "text" else "binary", body_schema, _bad_column(given))
 
 
-def _shards(given: _Given, settings: Settings) -> tuple[Shard, ...]:
+def _shards(given: _GivenOptions, settings: Settings) -> tuple[Shard, ...]:
     """The queues of each broker, in the order in which they are named."""
     queues = given.names("queue")
     if len(queues) == 1:
@@ -217,7 +217,7 @@ def _shards(given: _Given, settings: Settings) -> tuple[Shard, ...]:
     return tuple(Shard(broker, tuple(names)) for broker, names in found.items())
 
 
-def _body_schema(given: _Given) -> str:
+def _body_schema(given: _GivenOptions) -> str:
     text = given.text("body_schema")
     if text is None:
         return ""
@@ -232,14 +232,14 @@ def _body_schema(given: _Given) -> str:
 _COLUMNS: Final = {one.name for one in fields(Messages)} - {"bad"} | {"creation_time"}
 
 
-def _bad_column(given: _Given) -> str:
+def _bad_column(given: _GivenOptions) -> str:
     name = given.text("bad_column") or ""
     if name and (not name.isidentifier() or not name.isascii() or name.lower() in _COLUMNS):
         raise given.wrong("bad_column", f"{name!r} has to be a name of letters, digits and _ that no other column has")
     return name
 
 
-def _bad_address(given: _Given, settings: Settings, shards: Sequence[Shard]) -> str:
+def _bad_address(given: _GivenOptions, settings: Settings, shards: Sequence[Shard]) -> str:
     address = given.name("bad_address") or ""
     for shard in shards:
         _check_length(given, settings, "bad_address", shard.resource, address)
@@ -250,7 +250,7 @@ def _bad_address(given: _Given, settings: Settings, shards: Sequence[Shard]) -> 
     return address
 
 
-def _minimum(given: _Given, rows: int) -> tuple[int, float]:
+def _minimum(given: _GivenOptions, rows: int) -> tuple[int, float]:
     """How many messages a batch waits for, and how long at most."""
     least, delay_s = given.number("min_messages", 0), given.seconds("max_delay", 0.0)
     if least and not delay_s:
@@ -262,7 +262,7 @@ def _minimum(given: _Given, rows: int) -> tuple[int, float]:
     return least, delay_s
 
 
-def _function(given: _Given, option: str) -> str:
+def _function(given: _GivenOptions, option: str) -> str:
     """The name of a function that can be imported here."""
     name = given.text(option) or ""
     try:
@@ -274,7 +274,7 @@ def _function(given: _Given, option: str) -> str:
 
 def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SinkOptions:
     """The options of a sink; PipelineError for what can't be used."""
-    given = _Given("xa", SINK, options)
+    given = _GivenOptions("xa", SINK, options)
     settings = given.settings(environment)
     if given.text("table") is None:
         if given.text("address") is None:
@@ -291,7 +291,7 @@ def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os
 
 
 def _shuffle(
-    given: _Given, once: Once, tables: Routing[TableRows], addresses: Routing[AddressTarget]
+    given: _GivenOptions, once: Once, tables: Routing[TableRows], addresses: Routing[AddressTarget]
 ) -> tuple[str, ...]:
     """The columns that put the rows of one shard key, and those of one key of a table, into one task. Without such keys
     no order is asked for, and it is the column `once`."""
@@ -311,7 +311,7 @@ def _shuffle(
     )
 
 
-def _once(given: _Given, settings: Settings) -> Once | None:
+def _once(given: _GivenOptions, settings: Settings) -> Once | None:
     column, text = given.text("once"), given.text("once_table")
     if column is None and text is None:
         return None
@@ -330,10 +330,10 @@ def _once(given: _Given, settings: Settings) -> Once | None:
 
 def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> Settings:
     """The settings of a pipeline, without a source or a sink; PipelineError for what can't be used."""
-    return _Given("xa", SHARED, options).settings(environment)
+    return _GivenOptions("xa", SHARED, options).settings(environment)
 
 
-def _tables(given: _Given, settings: Settings) -> Routing[TableRows]:
+def _tables(given: _GivenOptions, settings: Settings) -> Routing[TableRows]:
     """The tables, and which rows go into each of them."""
     texts = given.tables()
     named = [_placed(given, settings, "table", text, TABLES) for text in texts]
@@ -360,14 +360,14 @@ def _is_lake(settings: Settings, resource: str) -> bool:
     return scheme_of(settings.table_url(resource)) in LAKES
 
 
-def _lake_table(given: _Given, place: tuple[str, str], names: Sequence[str]) -> TableRows:
+def _lake_table(given: _GivenOptions, place: tuple[str, str], names: Sequence[str]) -> TableRows:
     for option in (given.of_table("key", names), given.of_table("update", names), "lockTimeout"):
         if given.text(option) is not None:
             raise given.wrong(option, f"{':'.join(place)} is a Delta table, to which rows are appended: omit it")
     return TableRows(LakeTarget(*place), given.names(given.of_table("columns", names)))
 
 
-def _table(given: _Given, place: tuple[str, str], names: Sequence[str]) -> TableRows:
+def _table(given: _GivenOptions, place: tuple[str, str], names: Sequence[str]) -> TableRows:
     key, update = given.of_table("key", names), given.of_table("update", names)
     keys = given.names(key)
     if given.text(update) is not None and not keys:
@@ -377,7 +377,7 @@ def _table(given: _Given, place: tuple[str, str], names: Sequence[str]) -> Table
     return TableRows(target, given.names(given.of_table("columns", names)))
 
 
-def _addresses(given: _Given, settings: Settings) -> Routing[AddressTarget]:
+def _addresses(given: _GivenOptions, settings: Settings) -> Routing[AddressTarget]:
     """The addresses, and which messages are sent to each of them."""
     if list(given.present("shards", "shard_key")):
         return Routing((_sharded(given, settings),))
@@ -390,7 +390,7 @@ def _addresses(given: _Given, settings: Settings) -> Routing[AddressTarget]:
 
 
 def _routed(
-    given: _Given, option: str, texts: Sequence[str], named: Sequence[tuple[str, str]]
+    given: _GivenOptions, option: str, texts: Sequence[str], named: Sequence[tuple[str, str]]
 ) -> Routing[tuple[str, str]]:
     """The targets `named`, and the column that says which of them a row goes to. `texts` are their names as given."""
     column = given.text(f"{option}_column") or ""
@@ -407,7 +407,7 @@ def _routed(
     return Routing(tuple(named), column, tuple(places.items()), None if default is None else places[default])
 
 
-def _sharded(given: _Given, settings: Settings) -> AddressTarget:
+def _sharded(given: _GivenOptions, settings: Settings) -> AddressTarget:
     shards, key = given.number("shards", 0, MAX_SHARDS), given.text("shard_key") or ""
     if not key:
         raise given.wrong("shards", "needs the option shard_key, which names the column with the key")
@@ -430,13 +430,15 @@ def _sharded(given: _Given, settings: Settings) -> AddressTarget:
     return target
 
 
-def _check_length(given: _Given, settings: Settings, option: str, resource: str, address: str) -> None:
+def _check_length(given: _GivenOptions, settings: Settings, option: str, resource: str, address: str) -> None:
     if len(address) > MAX_ADDRESS and not scheme_of(settings.url(resource)).startswith("openwire"):
         shown = f"{address[:20]}…{address[-20:]}"
         raise given.wrong(option, f"{shown} has {len(address)} characters, and a broker takes {MAX_ADDRESS} at most")
 
 
-def _placed(given: _Given, settings: Settings, option: str, text: str, schemes: Sequence[str]) -> tuple[str, str]:
+def _placed(
+    given: _GivenOptions, settings: Settings, option: str, text: str, schemes: Sequence[str]
+) -> tuple[str, str]:
     """resource:what, or only what."""
     resource, colon, what = text.partition(":")
     if not colon:
@@ -446,7 +448,7 @@ def _placed(given: _Given, settings: Settings, option: str, text: str, schemes: 
     return _chosen(given, settings, option, resource, schemes), what
 
 
-def _chosen(given: _Given, settings: Settings, option: str, name: str, schemes: Sequence[str]) -> str:
+def _chosen(given: _GivenOptions, settings: Settings, option: str, name: str, schemes: Sequence[str]) -> str:
     """The resource `name`, or the only one with one of `schemes`."""
     known = (*settings.resources, *settings.deciders) if schemes is TABLES else settings.resources
     fitting = [one for one, url in known if scheme_of(url) in schemes]
@@ -480,7 +482,7 @@ def _listed(text: str) -> Iterator[str]:
         end = found.end()
 
 
-class _Given:
+class _GivenOptions:
     """The options of one format, with lower-case names."""
 
     def __init__(self, format_: str, known: Mapping[str, str], options: Mapping[str, str]) -> None:

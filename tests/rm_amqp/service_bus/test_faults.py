@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rm_amqp.connection.links import Arrived, ConfirmedReceiver, Receiver
+from rm_amqp.connection.links import ArrivedMessage, ConfirmedReceiver, Receiver
 from rm_amqp.decider.channel import LocalWork
 from rm_amqp.decider.tokens import FoundingMessage
 from tests.rm_amqp.decider.test_deciding_faults import (
@@ -115,7 +115,7 @@ def _settles_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _awaits_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tell(_self: LocalWork, arrived: Arrived, outcome: bytes) -> None:
+    def tell(_self: LocalWork, arrived: ArrivedMessage, outcome: bytes) -> None:
         arrived.link.settle(arrived, _self.delivery_state(outcome))
 
     monkeypatch.setattr(LocalWork, "tell", tell)

@@ -18,7 +18,7 @@ from rm_db import MariaResource
 from rm_db.address import Address
 from rm_db.decider.engine import make_engine, parse_url
 from rm_db.mariadb import diagnosis
-from rm_db.mariadb.server_facts import MIN_MARIADB, MIN_MYSQL, Facts
+from rm_db.mariadb.server_facts import MIN_MARIADB, MIN_MYSQL, ServerFacts
 from rm_db.mariadb.xid import decode_xids, encode_xid, lock_name
 from tests.memory_disk import new_folder
 from tests.programs import output_of
@@ -75,7 +75,7 @@ def failure(url: str) -> XaError:
     ],
 )
 def test_versions(version: str, name: str, usable: bool) -> None:
-    facts = Facts.of({"version": version})
+    facts = ServerFacts.of({"version": version})
     assert facts.name == name
     assert facts.is_mariadb is name.startswith("MariaDB")
     if usable:
@@ -89,13 +89,13 @@ def test_versions(version: str, name: str, usable: bool) -> None:
 def test_servers_that_can_not_be_used() -> None:
     for variable, told in {"wsrep_on": "Galera", "read_only": "the primary", "innodb_read_only": "the primary"}.items():
         with pytest.raises(ResourceError, match=told):
-            Facts.of({"version": "10.11.19-MariaDB", variable: "ON"}).check()
+            ServerFacts.of({"version": "10.11.19-MariaDB", variable: "ON"}).check()
 
 
 def test_who_keeps_a_prepared_branch() -> None:
-    assert not Facts.of({"version": "10.11.19-MariaDB"}).detaches
-    assert Facts.of({"version": "8.4.3", "xa_detach_on_prepare": "ON"}).detaches
-    assert not Facts.of({"version": "8.4.3", "xa_detach_on_prepare": "OFF"}).detaches
+    assert not ServerFacts.of({"version": "10.11.19-MariaDB"}).detaches
+    assert ServerFacts.of({"version": "8.4.3", "xa_detach_on_prepare": "ON"}).detaches
+    assert not ServerFacts.of({"version": "8.4.3", "xa_detach_on_prepare": "OFF"}).detaches
 
 
 def test_the_page_has_the_versions() -> None:

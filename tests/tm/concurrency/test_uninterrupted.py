@@ -19,7 +19,7 @@ from tests.tm.shop import Shop, elsewhere, outcome_of
 from tests.tm.wrapped import VERBS, hooked
 from tests.waiting import until
 from tm import Outcome, ProtocolMisuse, RolledBack, Verdict
-from tm.concurrency.uninterrupted import StillGoingOn, UninterruptedCalls
+from tm.concurrency.uninterrupted import CallStillRunning, UninterruptedCalls
 
 
 class Held:
@@ -268,7 +268,7 @@ def test_interrupted_twice_in_an_event_loop(shop: Shop) -> None:
 def test_a_forked_child_has_calls_of_its_own() -> None:
     calls = UninterruptedCalls(lambda: None)
     held = threading.Event()
-    with pytest.raises(StillGoingOn):
+    with pytest.raises(CallStillRunning):
         calls.run_for(0.01, "the parent's", held.wait)
     child = os.fork()
     if not child:

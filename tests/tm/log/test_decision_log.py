@@ -13,7 +13,7 @@ from tests.tm.log.samples import decision, heuristic
 from tm.log import Branch, Decision, Heuristic, LogStopped
 from tm.log.backup import back_up
 from tm.log.factory import folder_of, look_at_log, open_log
-from tm.log.incarnations import Standing
+from tm.log.incarnations import IncarnationState
 from tm.log.sql.backup import back_up_sql
 from xa import NULL_XID, Code
 
@@ -93,8 +93,8 @@ def test_a_log_keeps_its_id_and_has_an_incarnation_for_each_opening(log_url: str
     for _ in range(3):
         log = open_log(log_url, node)
         seen.append((log.node, log.log_id, log.incarnation))
-        assert log.incarnations.noted[log.incarnation] is Standing.OPEN
-        assert look_at_log(log_url, node).incarnations.noted[log.incarnation] is Standing.OPEN, (
+        assert log.incarnations.noted[log.incarnation] is IncarnationState.OPEN
+        assert look_at_log(log_url, node).incarnations.noted[log.incarnation] is IncarnationState.OPEN, (
             "noted before it is told"
         )
         assert log.held()
@@ -105,7 +105,9 @@ def test_a_log_keeps_its_id_and_has_an_incarnation_for_each_opening(log_url: str
     assert {(name, log_id) for name, log_id, _ in seen} == {(node, seen[0][1])}
     assert len(seen[0][1]) == 8
     image = look_at_log(log_url, node)
-    assert list(image.incarnations.noted.items()) == [(incarnation, Standing.WHOLE) for _, _, incarnation in seen]
+    assert list(image.incarnations.noted.items()) == [
+        (incarnation, IncarnationState.WHOLE) for _, _, incarnation in seen
+    ]
     assert image.openings == 3
 
 

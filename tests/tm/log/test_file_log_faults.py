@@ -19,7 +19,7 @@ from tests.cases import each
 from tests.tm.log.disk import Disk, PowerCut
 from tests.tm.log.samples import decision, heuristic
 from tm.log import Branch, Decision, FileLog, Heuristic, LogError, LogFull, LogStopped, read_log
-from tm.log.incarnations import Standing
+from tm.log.incarnations import IncarnationState
 from tm.log.journal import LEAST_SEGMENT_SIZE, segment_name
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ class Run:
             self.refused.add(made.gtrid)
             raise
         assert self.log.incarnation == self.incarnation
-        assert self.log.incarnations.noted[self.incarnation] is Standing.OPEN
+        assert self.log.incarnations.noted[self.incarnation] is IncarnationState.OPEN
         self.promised[made.gtrid] = made
 
     def end(self, gtrid: bytes) -> None:
@@ -119,7 +119,7 @@ class Run:
             assert log.log_id == self.log_id
         if self.incarnation:
             assert log.incarnation != self.incarnation
-            assert log.incarnations.noted[self.incarnation] is Standing.WHOLE
+            assert log.incarnations.noted[self.incarnation] is IncarnationState.WHOLE
         names = sorted(log._journal._files.names())
         assert names == [segment_name(log._journal._header.generation), "spare"]
 

@@ -22,7 +22,7 @@ from tests.tm.shop import Shop
 from tm.log import FileLog, LogError, LogMissing, read_log
 from tm.log.backup import back_up
 from tm.log.factory import look_at_log, open_log
-from tm.log.incarnations import Standing
+from tm.log.incarnations import IncarnationState
 from tm.log.sql import SqlLog
 from tm.recovery import Action
 
@@ -50,10 +50,11 @@ def between_openings(disk: Disk) -> Disk:
 
 
 @pytest.mark.parametrize(
-    ("way", "standing"), [(Disk.copied, Standing.CUT), (moved, Standing.WHOLE), (between_openings, Standing.WHOLE)]
+    ("way", "standing"),
+    [(Disk.copied, IncarnationState.CUT), (moved, IncarnationState.WHOLE), (between_openings, IncarnationState.WHOLE)],
 )
 def test_a_copy_of_a_log_at_work_presumes_nothing_about_it(
-    way: Callable[[Disk], Disk], standing: Standing, caplog: pytest.LogCaptureFixture
+    way: Callable[[Disk], Disk], standing: IncarnationState, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk()
     FileLog("", NODE, segment_size=SMALL, files=disk).close()
@@ -62,12 +63,12 @@ def test_a_copy_of_a_log_at_work_presumes_nothing_about_it(
     after = way(disk)
     for _ in range(3):
         log = FileLog("", NODE, segment_size=SMALL, files=after)
-        assert list(log.incarnations.noted.values())[:2] == [Standing.WHOLE, standing]
+        assert list(log.incarnations.noted.values())[:2] == [IncarnationState.WHOLE, standing]
         assert list(log.decisions()) == [decision(1)], "what is in the copy is decided"
-        assert (log.incarnations.why_not(first.incarnation) is None) == (standing is Standing.WHOLE)
+        assert (log.incarnations.why_not(first.incarnation) is None) == (standing is IncarnationState.WHOLE)
         log.close()
     warned = [record.message for record in caplog.records if "is a copy" in record.message]
-    assert len(warned) == (standing is Standing.CUT)
+    assert len(warned) == (standing is IncarnationState.CUT)
     if warned:
         assert f"xabridge recover run --newest {first.incarnation.hex()}" in warned[0]
 

@@ -15,7 +15,7 @@ from tests.tm.log.samples import decision, heuristic
 from tm.log import Branch, Decision, Heuristic
 from tm.log.decider_record import decode_branches, encode_branches
 from tm.log.records import (
-    End,
+    DecisionEnded,
     HeuristicDropped,
     RecordError,
     branch_key,
@@ -155,7 +155,7 @@ def test_records_one_behind_the_other_come_back(
     decided: Decision, noted: Heuristic, dropped: Branch, ended: bytes
 ) -> None:
     octets = encode_decision(decided) + encode_end(ended) + encode_heuristic(noted) + encode_heuristic_dropped(dropped)
-    assert list(decode(octets)) == [decided, End(ended), noted, HeuristicDropped(dropped)]
+    assert list(decode(octets)) == [decided, DecisionEnded(ended), noted, HeuristicDropped(dropped)]
     back = decode_decision(encode_decision(decided))
     assert back == decided
     assert [branch.note for branch in back.branches] == [branch.note for branch in decided.branches]

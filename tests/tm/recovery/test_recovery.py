@@ -11,7 +11,7 @@ import pytest
 from tests.cases import each
 from tests.tm.two_phase.staging import as_answer
 from tm.log import Branch, Decision, Heuristic, LogFull
-from tm.log.incarnations import Incarnations, Standing
+from tm.log.incarnations import Incarnations, IncarnationState
 from tm.recovery import Action, Report
 from tm.recovery.ownership import AtWork, Ceilings, Floors, Ownership
 from tm.recovery.ports import Decisions, Scanned
@@ -25,7 +25,7 @@ from xa.outcome_notes import BranchOutcome
 
 NODE, LOG, DECIDER = "orders-1", b"the log.", b"decider."
 WHOLE, CUT, OWN, SIBLING = b"noted ok", b"it's cut", b"this one", b"another."
-KNOWN = Incarnations({WHOLE: Standing.WHOLE, CUT: Standing.CUT, OWN: Standing.OPEN})
+KNOWN = Incarnations({WHOLE: IncarnationState.WHOLE, CUT: IncarnationState.CUT, OWN: IncarnationState.OPEN})
 
 
 def gtrid(sequence: int = 1, *, node: str = NODE, log: bytes = LOG, incarnation: bytes | int = WHOLE) -> bytes:

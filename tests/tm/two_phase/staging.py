@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from tm.log import Branch, Decision, Heuristic, LogError
 from tm.outcome import Outcome
 from tm.two_phase.commit import TwoPhaseCommit
-from tm.two_phase.ports import Answer, Asked
+from tm.two_phase.ports import Answer, AskedBranches
 from tm.two_phase.return_codes import Verb
 from tm.two_phase.states import GLOBAL, GlobalState
 from xa import FORMAT_ID, Code, Gtrid, Handle, XaError, Xid, xa_error
@@ -108,17 +108,17 @@ class Stage:
         self._asks(f"{verb.value}: {_names(branches)}")
         return [as_answer(self._code(verb, asked.resource)) for asked in branches]
 
-    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
+    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> AskedBranches:
         self._asks(f"send {verb.value}: {_names(branches)}")
         places = dict(enumerate(branches))
-        return Asked(
+        return AskedBranches(
             verb,
             branches,
             {at: as_answer(self._code(verb, one.resource)) for at, one in places.items() if one.resource != leave},
             {at: Handle(at) for at, one in places.items() if one.resource == leave},
         )
 
-    async def collect(self, asked: Asked) -> list[Answer]:
+    async def collect(self, asked: AskedBranches) -> list[Answer]:
         left = {at: asked.branches[at].resource for at in asked.outstanding}
         self._asks(f"collect {asked.verb.value}: {' '.join(left.values())}".rstrip(": "))
         for at, name in left.items():

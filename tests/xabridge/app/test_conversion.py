@@ -15,7 +15,7 @@ import pytest
 
 from rm_amqp import Message
 from xabridge.app.codec import Codecs
-from xabridge.app.conversion import MessageUnfit, Unreadable, reader_of
+from xabridge.app.conversion import MessageUnfit, UnsupportedType, reader_of
 
 
 class Kind(Enum):
@@ -163,5 +163,5 @@ def test_what_json_does_not_have_is_refused_when_it_is_sent() -> None:
         CODECS.message(object())
     with pytest.raises(ValueError, match="not JSON compliant"):
         CODECS.message(float("nan"))
-    with pytest.raises(Unreadable, match="no message can be made into it"):
+    with pytest.raises(UnsupportedType, match="no message can be made into it"):
         reader_of(type("Odd", (), {}))

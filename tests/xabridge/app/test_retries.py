@@ -21,7 +21,7 @@ from tm.consumer.failures import Failures
 from tm.consumer.handler import Handler
 from xa.coroutines import drive
 from xabridge import App, Message, RolledBack, Tx
-from xabridge.app.tx import Sends
+from xabridge.app.tx import PendingSends
 from xabridge.testing import Killed, TestApp
 
 
@@ -378,7 +378,7 @@ def test_a_task_that_nobody_awaits_has_sent_or_the_transaction_is_rolled_back() 
 
 
 def test_a_send_that_is_not_done_at_the_commit_is_a_failure() -> None:
-    sends = Sends()
+    sends = PendingSends()
     sending = sends.add("done", asyncio.sleep(0))
     sending.send(None)
     with pytest.raises(ProtocolMisuse, match="asend to 'done' is not done: await its task before the transaction ends"):
@@ -389,7 +389,7 @@ def test_a_send_that_is_not_done_at_the_commit_is_a_failure() -> None:
 
 
 def test_a_task_that_begins_after_the_end_says_so() -> None:
-    sends = Sends()
+    sends = PendingSends()
     sending = sends.add("done", asyncio.sleep(0))
     with pytest.raises(ProtocolMisuse, match="was not awaited"):
         sends.check()

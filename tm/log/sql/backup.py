@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tm.log.backup import BackUp
 from tm.log.contract import LogError
-from tm.log.incarnations import INCARNATION, IncarnationVerb, Standing
+from tm.log.incarnations import INCARNATION, IncarnationState, IncarnationVerb
 from tm.log.sql.database import database_url
 from tm.log.sql.log import read_sql_log
 from tm.log.sql.tables import VERSION
@@ -46,8 +46,8 @@ def _cut(copy: sqlite3.Connection) -> None:
     refusal = version_refusal("the decision log", version, VERSION)
     if refusal is not None:
         raise CopyFailed(refusal)
-    cut = advance(INCARNATION, Standing.OPEN, IncarnationVerb.COPY)
+    cut = advance(INCARNATION, IncarnationState.OPEN, IncarnationVerb.COPY)
     change = "UPDATE xabridge_incarnation SET standing = ? WHERE standing = ?"
-    copy.execute(change, (cut.value, Standing.OPEN.value))
+    copy.execute(change, (cut.value, IncarnationState.OPEN.value))
     copy.execute("UPDATE xabridge_node SET lease_until = 0.0, holder = 'nobody', worked_at = ?", (time.time(),))
     # the leases are on the original

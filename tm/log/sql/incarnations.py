@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, LargeBinary, String, cast, delete, exists, literal, select, update
 
-from tm.log.incarnations import FIRST, INCARNATION, MOST, Incarnations, IncarnationVerb, Standing
+from tm.log.incarnations import FIRST, INCARNATION, MOST, Incarnations, IncarnationState, IncarnationVerb
 from tm.log.sql.database import octets, values_of
 from tm.log.sql.tables import INCARNATIONS, NODE, PLACE
 from xa.machine import advance
@@ -41,7 +41,7 @@ class IncarnationTable:
         )
         with self._database.engine.connect() as connection, values_of(self._database):
             rows = connection.execute(statement).all()
-            noted = {octets(row.incarnation): Standing(row.standing) for row in rows}
+            noted = {octets(row.incarnation): IncarnationState(row.standing) for row in rows}
             floors = {octets(row.incarnation): int(row.floor) for row in rows}
             ceilings = {octets(row.incarnation): int(row.ceiling) for row in rows}
         return Incarnations(noted, floors, ceilings)
@@ -54,11 +54,11 @@ class IncarnationTable:
             known = connection.execute(before).scalar()
         copied = bool(known and place and known != place)
         verb = IncarnationVerb.COPY if copied else IncarnationVerb.SUCCEED
-        earlier = INCARNATIONS.c.standing == Standing.OPEN.value, INCARNATIONS.c.epoch < epoch
+        earlier = INCARNATIONS.c.standing == IncarnationState.OPEN.value, INCARNATIONS.c.epoch < epoch
         self._execute(
             update(INCARNATIONS)
             .where(INCARNATIONS.c.node == self._node, *earlier)
-            .values(standing=advance(INCARNATION, Standing.OPEN, verb).value)
+            .values(standing=advance(INCARNATION, IncarnationState.OPEN, verb).value)
         )
 
         newest = (
@@ -74,7 +74,7 @@ class IncarnationTable:
 
     def note(self, incarnation: bytes, epoch: int) -> bool:
         """Step 2; False when the node is in another epoch by now."""
-        first = _text(Standing.OPEN.value), _number(0), _number(FIRST)
+        first = _text(IncarnationState.OPEN.value), _number(0), _number(FIRST)
         source = select(NODE.c.node, _octets(incarnation), NODE.c.epoch, *first).where(
             NODE.c.node == self._node, NODE.c.epoch == epoch
         )
@@ -95,7 +95,7 @@ class IncarnationTable:
             else noting.on_conflict_do_nothing(index_elements=key)
         )
 
-    def stand(self, incarnation: bytes, standing: Standing) -> None:
+    def stand(self, incarnation: bytes, standing: IncarnationState) -> None:
         """What is known of one from now on."""
         self._execute(
             update(INCARNATIONS)

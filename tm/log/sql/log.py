@@ -34,7 +34,7 @@ from tm.log.contract import (
     LogMissing,
     LogStopped,
 )
-from tm.log.incarnations import FIRST, INCARNATION, Incarnations, IncarnationVerb, Standing, trusted, warning_of
+from tm.log.incarnations import FIRST, INCARNATION, Incarnations, IncarnationState, IncarnationVerb, trusted, warning_of
 from tm.log.inspection import LogImage
 from tm.log.records import branch_key, decode_heuristic, encode_decision, encode_heuristic
 from tm.log.sql import retry
@@ -309,7 +309,7 @@ class SqlLog:
         self._write_ends()
         if self._keeper is not None:
             try:
-                self._known.stand(self._incarnation, advance(INCARNATION, Standing.OPEN, IncarnationVerb.CLOSE))
+                self._known.stand(self._incarnation, advance(INCARNATION, IncarnationState.OPEN, IncarnationVerb.CLOSE))
                 renew_lease(self._database, self._node, self._epoch, 0.0)
             except SQLAlchemyError as error:
                 _LOGGER.warning("the lease of node %s could not be ended: %s", self._node, error)

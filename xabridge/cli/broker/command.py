@@ -219,12 +219,12 @@ def run(arguments: Namespace) -> int:
 def _with_console(arguments: Namespace) -> int:
     """Runs the broker, with the console in the same process."""
     try:
-        from xabridge.console.server import ConsoleBeside  # noqa: PLC0415 — of the extra `console`
+        from xabridge.console.server import EmbeddedConsole  # noqa: PLC0415 — of the extra `console`
     except ModuleNotFoundError as error:
         sys.stderr.write(f"xabridge broker --console: {MISSING} ({error})\n")
         return int(Exit.USAGE)
     try:
-        beside = ConsoleBeside(arguments.console)
+        beside = EmbeddedConsole(arguments.console)
     except OSError as error:
         sys.stderr.write(f"xabridge broker --console {arguments.console}: {error.strerror or error}\n")
         return int(Exit.FAILED)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from xabridge.pipeline.core import Source
     from xabridge.pipeline.options import SinkOptions
     from xabridge.pipeline.spark.epoch import Epoch
-    from xabridge.pipeline.spark.task_writer import Layout
+    from xabridge.pipeline.spark.task_writer import SinkLayout
 
     Start = Callable[..., StreamingQuery]
 
@@ -151,7 +151,7 @@ def check_mode(options: SinkOptions, mode: str) -> None:
         )
 
 
-def _check_prepares(options: SinkOptions, fitting: Layout, tasks: int, *, attempts: int) -> None:
+def _check_prepares(options: SinkOptions, fitting: SinkLayout, tasks: int, *, attempts: int) -> None:
     used = {one.target.resource for one in fitting.tables.targets if not one.target.key}
     if fitting.once is not None:
         used.add(fitting.once.values.resource)

@@ -1,9 +1,8 @@
 """TaskWriter: writes the rows of a task into tables, as messages to addresses, or both.
 
-A `Layout` says which column goes where; it is made, and checked, when the query starts. A `TaskWriter` with its layout
-is pickled to the tasks. It writes the rows of one attempt under branches of its own, which are prepared when it
-returns.
-"""
+A `SinkLayout` says which column goes where; it is made, and checked, when the query starts. A `TaskWriter` with its
+layout is pickled to the tasks. It writes the rows of one attempt under branches of its own, which are prepared when it
+returns."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ KEPT: Final = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SinkLayout:
     """Where the rows go. Without addresses no messages are sent."""
 
     tables: Routing[TableRows]
@@ -51,7 +50,7 @@ class Layout:
     """Which rows are left out because they were written before."""
 
 
-def layout(options: SinkOptions, rows: Mapping[str, str]) -> Layout:
+def layout(options: SinkOptions, rows: Mapping[str, str]) -> SinkLayout:
     """The layout of rows with these columns (name → Spark type). PipelineError: they don't fit."""
     routes = []
     for option, column in (("table", options.tables.column), ("address", options.addresses.column)):
@@ -61,7 +60,7 @@ def layout(options: SinkOptions, rows: Mapping[str, str]) -> Layout:
     for address in options.addresses.targets:
         _check_messages(address, rows, routes, alone=not options.tables)
     tables = [_table(options, one, rows, routes) for one in options.tables.targets]
-    return Layout(options.tables.with_targets(tables), options.addresses, _remembered(options, rows))
+    return SinkLayout(options.tables.with_targets(tables), options.addresses, _remembered(options, rows))
 
 
 def _remembered(options: SinkOptions, rows: Mapping[str, str]) -> Once | None:
@@ -208,7 +207,7 @@ class _Rows:
 class TaskWriter:
     """Writes the rows of one attempt of one task."""
 
-    layout: Layout
+    layout: SinkLayout
     plan: SinkPlan
 
     def write(self, batches: Iterable[pa.RecordBatch], attempt: Attempt) -> SinkReport:

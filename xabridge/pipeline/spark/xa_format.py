@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from xabridge.pipeline.core import Settings, SinkPlan, SinkReport
     from xabridge.pipeline.options import SinkOptions
-    from xabridge.pipeline.spark.task_writer import Layout
+    from xabridge.pipeline.spark.task_writer import SinkLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class XaSink(DataSource):
 
 
 @lru_cache(maxsize=64)
-def _fitting(options: SinkOptions, rows: tuple[tuple[str, str], ...]) -> Layout:
+def _fitting(options: SinkOptions, rows: tuple[tuple[str, str], ...]) -> SinkLayout:
     """The layout. It is checked only once in each planning process, although Spark plans every micro-batch there. Rows
     that do not fit are checked again each time."""
     return layout(options, dict(rows))

@@ -15,13 +15,13 @@ from xabridge.pipeline.core.resources import PROCESS
 from xabridge.pipeline.core.retry import Backoff, pauses
 from xabridge.pipeline.options import TableRows
 from xabridge.pipeline.routing import Routing
-from xabridge.pipeline.spark.task_writer import Layout, TaskWriter
+from xabridge.pipeline.spark.task_writer import SinkLayout, TaskWriter
 
 ROWS = [f"{number}" for number in range(10)]
-LAYOUT = Layout(
+LAYOUT = SinkLayout(
     Routing((TableRows(TableTarget("shop", "orders"), ("body",)),)), Routing((AddressTarget("broker", "alerts"),))
 )
-KEYED = Layout(Routing((TableRows(TableTarget("shop", "totals", ("product",)), ("product",)),)), Routing())
+KEYED = SinkLayout(Routing((TableRows(TableTarget("shop", "totals", ("product",)), ("product",)),)), Routing())
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def test_a_broker_that_is_away_for_a_moment_is_waited_for(env: CoreEnvironment) 
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, KEYED], ids=["table and address", "by key"])
-def test_a_task_writes_again_what_went_away_with_its_connections(env: CoreEnvironment, layout: Layout) -> None:
+def test_a_task_writes_again_what_went_away_with_its_connections(env: CoreEnvironment, layout: SinkLayout) -> None:
     writer = env.writer()
     plan = writer.plan(streaming=False)
 

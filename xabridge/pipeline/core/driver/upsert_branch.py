@@ -44,7 +44,7 @@ def upsert_staged_rows(
         branch = Branch(resource.name, upsert_xid(gtrid, entropy(8)))
         try:
             return _prepared(resource, branch, staged, pipeline)
-        except _InTheWay as error:
+        except _RowsLocked as error:
             if pause_s is None:
                 table = ", ".join(sorted({one.target.table for one in staged}))
                 raise BatchRefused(f"a transaction outside of this pipeline has locked {table}: {error}") from error
@@ -53,7 +53,7 @@ def upsert_staged_rows(
     raise AssertionError("unreachable: the last pause is None")
 
 
-class _InTheWay(Exception):
+class _RowsLocked(Exception):
     """Another transaction blocks the rows."""
 
 
@@ -85,7 +85,7 @@ def _prepared(resource: Resource, branch: Branch, staged: Sequence[StagedRows], 
         if isinstance(error, database.errors):
             fault = database.fault(error)
             if fault.in_the_way:
-                raise _InTheWay(str(error)) from error
+                raise _RowsLocked(str(error)) from error
             raise BatchRefused(message, of_rows=fault.of_rows, outage=fault.outage) from error
         if isinstance(error, XaError | StagedRowsLost):
             raise BatchRefused(message, of_rows=_is_integrity(error), outage=is_outage(error)) from error
