@@ -327,7 +327,12 @@ MUTANTS = (
     Mutant("recovery ignores live transactions", recovery_through=_reads(lambda _, at_work: (frozenset(), at_work))),
     Mutant("recovery takes the unreachable for clean", recovery_through=_UnreachableCountsAsClean, seed=976),
     Mutant("recovery scans before it reads what it ends", recovery_through=_EndedAsReadAfterTheScan, seed=2196),
-    Mutant("recovery presumes without asking the decider", recovery_through=without(settle=None), seed=18517),
+    Mutant(
+        "recovery presumes without asking the decider",
+        recovery_through=without(settle=None),
+        often={"decider_mode": True, "siblings": True, "stop_rate": 0.04},
+        seed=362,
+    ),
     Mutant(
         "recovery finishes nothing that is decided",
         recovery_through=_hears(xa_error(Code.XA_RETRY), frozenset(Code), Verb.COMMIT_AGAIN),
@@ -339,14 +344,14 @@ MUTANTS = (
     Mutant("recovery rolls back another node's branches", recovery_through=_RollsBackOtherNodes),
     Mutant("recovery presumes about what is not noted", ownership=_noted_or_not, seed=1871),
     Mutant("recovery presumes about what a copy lacks", ownership=_cut_or_not, seed=1871),
-    Mutant("incarnations are counted", counting=True, seed=389),
+    Mutant("incarnations are counted", counting=True, often={"copy_rate": 0.15, "crash_rate": 0.06}, seed=5214),
     Mutant(
         "recovery takes every other process for dead", recovery_through=_reads(lambda live, _: (live, {})), seed=255
     ),
     Mutant("recovery takes whom it can't ask about for dead", recovery_through=_reads(_can_be_told), seed=19378),
     Mutant("recovery reads who is at work before the scan", recovery_through=_AtWorkReadBeforeTheScan, seed=374),
     Mutant("answers that were left are forgotten", _LeftAnswersAreForgotten, leaving=True, seed=415),
-    Mutant("nobody takes a lease", leasing=False, seed=10981),
+    Mutant("nobody takes a lease", leasing=False, seed=32),
     Mutant("what gave no answer counts as over", sequences=_NeverDoubts),
     Mutant("what is under way counts as over", sequences=_CountsWhatWasBegun),
     Mutant("recovery presumes about what was over", recovery_through=without(read_floors={})),
@@ -365,8 +370,8 @@ MUTANTS = (
 MUTANTS_OF_HANDS = (
     Mutant("recovery ends a decision in silence", recovery_through=_EndedInSilence, hands=True),
     Mutant("recovery ignores outcomes", recovery_through=_OutcomesAreIgnored, hands=True),
-    Mutant("the commit ignores outcomes", _OutcomesAreIgnored, hands=True),
+    Mutant("the commit ignores outcomes", _OutcomesAreIgnored, hands=True, seed=793),
     Mutant("notes are lost", _NotesAreLost, hands=True),
     Mutant("recovery does not note what it was told", recovery_through=without(note=None), hands=True),
-    Mutant("recovery ends a decision before it notes", recovery_through=_EndedBeforeItIsNoted, hands=True),
+    Mutant("recovery ends a decision before it notes", recovery_through=_EndedBeforeItIsNoted, hands=True, seed=1134),
 )

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -130,6 +130,10 @@ class Place:
     def as_xa_error(self, raised: Exception, _routine: str) -> XaError:
         assert isinstance(raised, XaError)
         return self._ports.noticed(self.name, raised)
+
+
+def _noted_nowhere(_ceiling: int) -> None:
+    pass
 
 
 class SimulatedLease(Lease):
@@ -429,7 +433,8 @@ class Mutant:
     idea of what is whose. Without `leasing` no process takes a lease, with `counting` incarnations are counted. With
     `leaving`, which is no mistake, every commit leaves the answers of one resource.
 
-    With `hands`, which is none either, an operator completes branches by hand.
+    With `hands`, which is none either, an operator completes branches by hand. `often` replaces what was drawn for a
+    world, where the mistake shows in few of them.
 
     `seed` is a schedule in which it was seen, where the first of those comes late: the search begins with it.
     """
@@ -440,6 +445,7 @@ class Mutant:
     ownership: Callable[[Ownership], Ownership] = _unchanged
     leasing: bool = True
     counting: bool = False
+    often: Mapping[str, Any] = field(default_factory=dict)
     leaving: bool = False
     sequences: type[Sequences] = Sequences
     left_nothing: Callable[[Report], Former] = _left_nothing
@@ -475,6 +481,8 @@ class World:
         """Whether a node may have a second process: beside the first where a resource decides, else in its place."""
         self.stop_rate = self.random.choice((0.0, 0.0, 0.02))
         self.copy_rate = self.random.choice((0.0, 0.0, 0.05))
+        for name, value in mutant.often.items():
+            setattr(self, name, value)
         self.known_machine = self.random.random() < 0.5
         """Whether processes see that another one is gone before its lease has run out."""
         self.fate = Random(f"restored {seed}")
@@ -929,6 +937,8 @@ class World:
     def _may_begin(self, process: Process, sequence: int) -> bool:
         """Whether the ceiling is above a transaction that is to begin, or could be raised."""
         note = process.log.note_ceiling if process.lease is None else process.lease.take
+        if process.lease is not None and not self.mutant.leasing:
+            note = _noted_nowhere
         try:
             if sequence >= process.sequences.ceiling:
                 process.sequences.extend(sequence, note)
