@@ -316,7 +316,11 @@ class GlobalTransaction:
         return commit, commit.commit()
 
     def _begin_rollback(self, *reasons: Reason) -> Steps:
-        commit = self._commit = self.enlisted.two_phase_commit(self.manager.executor.ports, self.state)
+        broken = self._commit
+        commit = self.enlisted.two_phase_commit(self.manager.executor.ports, self.state)
+        if broken is not None and broken.asked:  # a commit that failed without an outcome; its requests may be late
+            commit.asked = commit.uncertain = True
+        self._commit = commit
         return commit, commit.rollback(*reasons)
 
     def begin_wanted_rollback(self, error: BaseException | None = None) -> Steps | None:

@@ -7,13 +7,15 @@ presumes nothing about it (`tm.recovery.ownership`).
 
 The floor passes a transaction only when none of its branches can be prepared, now or later:
 
- - All of them have answered what they were asked last: they were committed, or rolled back, or had nothing to commit,
-   or were never asked to prepare. The resource managers have forgotten them.
- - A branch that gave no answer to prepare, commit or rollback, or that was completed on its own, may be prepared or
-   listed. Its transaction is doubtful until a recovery pass has scanned its resources and met none of its branches. The
-   pass has to begin LATE_S after the transaction has ended, because a request to prepare may wait so long in the buffer
-   of a server whose connection is broken. A later request than that is not known to exist; should there be one, people
-   have to decide about the branch.
+ - All of them have answered what they were asked last: they were committed, or rolled back, or had nothing to commit.
+   The resource managers have forgotten them.
+ - None of them was ever asked to prepare, or to commit in one phase, and the transaction was rolled back. Whether the
+   rollback was answered makes no difference: work that was not prepared is in no data in doubt, of whatever age.
+ - Otherwise a branch that gave no answer to prepare, commit or rollback, or that was completed on its own, may be
+   prepared or listed. Its transaction is doubtful until a recovery pass has scanned its resources and met none of its
+   branches. The pass has to begin LATE_S after the transaction has ended, because a request to prepare may wait so long
+   in the buffer of a server whose connection is broken. A later request than that is not known to exist; should there
+   be one, people have to decide about the branch.
 
 The transactions that a process has under way when it dies, also with requests in the buffers of its sockets, were never
 passed: a floor does not move without its process. A floor that is too low costs protection only. One that is too high

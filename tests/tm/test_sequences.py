@@ -6,15 +6,20 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 
-from tests.tm.shop import Clock, Shop
+from tests.tm.shop import Clock, Shop, outcome_of
 from tm import RolledBack, TransactionError
 from tm import sequences as module
 from tm.sequences import LATE_S, Sequences
-from xa import Code
+from xa import TMNOFLAGS, Code
 from xabridge.testing.reference import Fate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def gtrid(number: int) -> bytes:
@@ -137,6 +142,72 @@ def test_what_has_not_answered_or_ended_on_its_own_is_passed_by_a_late_pass_only
     shop.tm.recover()
     shop.tm.recover()
     assert floor_of(shop) == 2
+    shop.assert_nothing_left()
+
+
+def leave_to_recovery(shop: Shop) -> None:
+    """A transaction with two branches at work is rolled back while "b" is away."""
+    with shop.tm.begin() as tx:
+        shop.write(tx)
+        shop["b"].partition()
+        tx.rollback()
+    assert [branch.resource for branch in outcome_of(tx).pending] == ["b"]
+
+
+def refuse_to_end(shop: Shop) -> None:
+    """A transaction is to be committed, and has to be rolled back: an association can't be ended."""
+    shop.flags["b"] = TMNOFLAGS  # its end is not sent with the prepare
+    shop["b"].script.plan("end", None, Fate.REQUEST_LOST)
+    shop["b"].script.plan("rollback", None, Fate.REQUEST_LOST, times=3)
+    with pytest.raises(RolledBack), shop.tm.begin() as tx:
+        shop.write(tx)
+    assert [branch.resource for branch in outcome_of(tx).pending] == ["b"]
+
+
+def answer_with_an_error(shop: Shop) -> None:
+    shop["b"].script.plan("rollback", Code.XAER_RMERR)
+    with shop.tm.begin() as tx:
+        shop.write(tx)
+        tx.rollback()
+
+
+@pytest.mark.parametrize("leave", [leave_to_recovery, refuse_to_end, answer_with_an_error])
+def test_what_was_never_asked_to_prepare_is_over_whether_its_rollback_was_answered_or_not(
+    shop: Shop, leave: Callable[[Shop], None]
+) -> None:
+    leave(shop)
+    assert floor_of(shop) == 2
+    shop["b"].script.clear()
+    shop["b"].heal()
+    shop.tm.recover()
+    shop.assert_nothing_left()
+
+
+def test_what_was_never_asked_and_ended_on_its_own_may_be_listed(shop: Shop) -> None:
+    shop["b"].script.plan("rollback", Code.XA_HEURRB)
+    with shop.tm.begin() as tx:
+        shop.write(tx)
+        tx.rollback()
+    assert floor_of(shop) == 1
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_what_a_commit_that_broke_has_asked_to_prepare_is_not_over_by_a_rollback(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    shop["b"].script.plan("prepare", None, Fate.IN_FLIGHT)
+    shop["b"].script.plan("rollback", None, Fate.REQUEST_LOST, times=6 if away else 1)
+    tx = shop.tm.begin()
+    shop.write(tx)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(shop.tm.executor, "_leave_to_recovery", Mock(side_effect=MemoryError))
+        tx.commit()
+    tx.rollback()
+    assert bool(outcome_of(tx).pending) is away
+    assert floor_of(shop) == 1
+    shop["b"].deliver()
+    shop["b"].script.clear()
+    shop.tm.recover()
     shop.assert_nothing_left()
 
 

@@ -90,11 +90,13 @@ class TwoPhaseCommit:
     commit yet; with `leaves`, once when every branch was asked to commit (step 6).
 
     `came_to` collects what became of the branches that had work: COMMITTED, ROLLED_BACK, MIXED, HAZARD. `uncertain`: a
-    branch that is not pending may be prepared, or listed, all the same: its vote or its end came as an error.
+    branch that is not pending may be prepared, or listed, all the same: its vote or its end came as an error. `asked`:
+    a branch was asked to prepare, or to commit in one phase, or may have been.
     """
 
     __slots__ = (
         "_ports",
+        "asked",
         "associations",
         "branches",
         "came_to",
@@ -137,6 +139,7 @@ class TwoPhaseCommit:
         self.came_to: set[Verdict] = set()
         self.pending: list[Branch] = []
         self.uncertain = False
+        self.asked = False
 
     # --- the two ways ---------------------------------------------------------------------------------------
 
@@ -152,6 +155,7 @@ class TwoPhaseCommit:
             if answers != [_OK] * len(associations) and self._refusals(verb, associations, answers):
                 return await self._refuse(self.everybody())
 
+        self.asked = True
         if self.decider is None and len(yes) == 1:
             return await self._one_phase(yes[0])
         answers = await self._ports.ask(_PREPARE, yes) if yes else []
@@ -394,7 +398,7 @@ class TwoPhaseCommit:
                 meaning = row[code_of(answer)]
                 if meaning is Meaning.DONE:
                     self.came_to.add(Verdict.ROLLED_BACK)
-                    self.uncertain |= code_of(answer) is Code.XAER_RMERR
+                    self.uncertain |= self.asked and code_of(answer) is Code.XAER_RMERR
                 elif meaning is Meaning.LATER:
                     self.came_to.add(Verdict.ROLLED_BACK)  # as presumed
                     self.pending.append(branch)
@@ -421,8 +425,9 @@ class TwoPhaseCommit:
         return refused is None
 
     def has_left_nothing(self, outcome: Outcome) -> bool:
-        """Whether, after this outcome of it, no branch can be prepared or listed any more, or ever again."""
-        return outcome.verdict in _CERTAIN and not (outcome.pending or self.uncertain)
+        """Whether, after this outcome of it, no branch can be prepared or listed any more, or ever again. Where none
+        was asked to prepare, none can be, whether its rollback was answered or not."""
+        return outcome.verdict in _CERTAIN and not (self.uncertain or (self.asked and outcome.pending))
 
     def heuristics(self) -> tuple[Heuristic, ...]:
         """The damage so far."""
