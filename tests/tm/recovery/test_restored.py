@@ -145,6 +145,28 @@ def test_what_was_finished_before_is_left_alone_and_told(restorable: Restorable,
     assert shop.tm.recover().clean
 
 
+def test_an_outage_that_only_met_work_changes_nothing(restorable: Restorable) -> None:
+    shop = restorable.shop
+    with shop.tm.begin() as tx:
+        restorable.write(tx, "lost")
+        shop["b"].partition()
+        tx.rollback()
+    shop["b"].heal()
+    shop.tm.recover()
+
+    restorable.copies.clear()
+    restorable.wanted = True
+    with shop.tm.begin() as later:
+        restorable.write(later, "later")
+    restorable.note()
+    restorable.kill()
+    restorable.restore()
+    report = shop.tm.recover()
+    assert [(one.branch.xid, one.action, one.why) for one in report.findings] == [
+        (later.xid("b"), Action.STRANDED, FINISHED)
+    ]
+
+
 def test_a_manager_at_work_notices_it_too(restorable: Restorable) -> None:
     shop, old = restorable.shop, restorable.old
     restorable.note()
