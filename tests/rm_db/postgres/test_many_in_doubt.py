@@ -46,6 +46,7 @@ class InDoubt:
     def leave(self, transactions: int) -> None:
         """Prepares, and decides most."""
         log = FileLog(self.folder, NODE)
+        log.note_ceiling(transactions)
         rms = {name: PostgresResource(ScriptedRegistrar()) for name in self.urls}
         for name, rm in rms.items():
             rm.open(self.urls[name], RMID)
