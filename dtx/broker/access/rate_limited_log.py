@@ -38,8 +38,11 @@ class RateLimitedLog:
                 LOG.warning("… and %d more lines of the same kind in %.0f s", count - MOST, now - began)
             began, count = now, 0
         self._kinds[message] = began, count + 1
+        if count > MOST:
+            return
+        shown = [printable(str(one)) for one in words]
+        extra = about(connection=shown[0] if shown else None, user=user)
         if count < MOST:
-            shown = [printable(str(one)) for one in words]
-            LOG.warning(message, *shown, extra=about(connection=shown[0] if shown else None, user=user))
-        elif count == MOST:
-            LOG.warning("… the next lines of this kind are counted only: %s", message)
+            LOG.warning(message, *shown, extra=extra)
+        else:
+            LOG.warning("… the next lines of this kind are counted only: %s", message % tuple(shown), extra=extra)
