@@ -27,7 +27,7 @@ WORDS: Final = {
     "rm_db": 0,
     "rm_delta": 0,
     "rm_openwire": 0,
-    "tests": 2173,
+    "tests": 2172,
     "tm": 3,
     "tools": 7,
     "xa": 12,

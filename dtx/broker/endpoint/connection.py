@@ -58,7 +58,7 @@ from xa import Code
 from xa.machine import advance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dtx.amqp.link import Link as LinkEndpoint
     from dtx.amqp.performatives import Error
@@ -307,8 +307,9 @@ class BrokerConnection:
     def _on_close(self, event: ConnectionClosed) -> None:
         self.state = advance(SERVICE, self.state, ServiceVerb.CLOSE)
         self._forget_name()
+        error = _error_in(self.links.values())
         self._end_sessions(in_order=_in_order(event))
-        self._answer_later(self._answer_close)
+        self._answer_later(partial(self._answer_close, error))
 
     def _answer_later(self, answer: Callable[[], None]) -> None:
         """Answers the peer's close, end or detach when what it has sent settled before is in its queues, or refused:
@@ -323,9 +324,9 @@ class BrokerConnection:
             answer()
             self.container.touch(self)
 
-    def _answer_close(self) -> None:
+    def _answer_close(self, error: Error | None) -> None:
         if self._endpoint.owes_close:
-            self._endpoint.close()
+            self._endpoint.close(error)
 
     def _on_begin(self, event: SessionBegun) -> None:
         endpoint, container = event.session, self.container
@@ -342,9 +343,11 @@ class BrokerConnection:
 
     def _on_end(self, event: SessionEnded) -> None:
         session = self.sessions.get(event.session)
+        error = None
         if session is not None:
+            error = _error_in(session.links.values())
             self._end_session(session, in_order=_in_order(event))
-        self._answer_later(event.session.end)
+        self._answer_later(partial(event.session.end, error))
 
     def _end_session(self, session: Session, *, in_order: bool) -> None:
         """The session's links and what they hold are let go; control links first, as they decide."""
@@ -385,12 +388,14 @@ class BrokerConnection:
 
     def _on_detach(self, event: LinkDetached) -> None:
         link = self.links.get(event.link)
+        error = None
         if link is not None:
+            error = _error_in([link])
             if _in_order(event) and not event.closed and link.outlives_detach and self._may_suspend():
                 self._suspend(link)
             else:
                 self._forget(link, AttachmentVerb.CLOSE if _in_order(event) else AttachmentVerb.FAIL)
-        answer = partial(event.link.detach, closed=event.closed)
+        answer = partial(event.link.detach, closed=event.closed, error=error)
         if event.link.receives:
             self._answer_later(answer)
         else:
@@ -492,6 +497,11 @@ def _product(properties: Map | None) -> str:
     details = {str(key): value for key, value in (properties or {}).items()}
     words = [value for key in ("product", "version") if isinstance(value := details.get(key), str)]
     return " ".join(words)[:MAX_PRODUCT]
+
+
+def _error_in(links: Iterable[Link]) -> Error | None:
+    """The error with which one of these links was about to be closed, for the answer to a peer that comes before."""
+    return next((error_of(link.ending) for link in links if link.ending is not None), None)
 
 
 def _in_order(event: LinkDetached | SessionEnded | ConnectionClosed) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.amqp.delivery import IncomingDelivery
+    from dtx.amqp.events import Transferred
     from dtx.amqp.link import ReceiverLink
     from dtx.broker.endpoint.link import LinkConnection, Session
     from dtx.broker.queues.queue import Queue
@@ -43,7 +45,10 @@ class IncomingLink(ReceivingLink):
 
     A link that `relays` has no address: each message says in `to` where it goes, and a message that can't be passed on
     is no reason to close the link, unless it was sent settled: then nothing else would tell its sender. If it belongs
-    to a transaction, the transaction can't succeed any more, which says it as well."""
+    to a transaction, the transaction can't succeed any more, which says it as well.
+
+    A link that is closed with an error is closed when the outcomes of earlier messages are sent: after the detach they
+    could not be, and the sender would send what was taken a second time."""
 
     kind = "produce"
 
@@ -65,10 +70,25 @@ class IncomingLink(ReceivingLink):
         self._resource = connection.container.resource
         self._outside = connection.container.outside
         self.lasts = False
+        self._on_their_way = 0
+        """Messages that were sent unsettled, outside of transactions, and are not in their queues yet."""
 
     @property
     def address(self) -> str:
         return self.terminus_address() if self._dynamic is None else self._dynamic.name
+
+    def transferred(self, event: Transferred) -> None:
+        if self.ending is None:
+            super().transferred(event)
+        elif event.state is not None:
+            self._leave_out(event.state, self.ending)
+
+    def _leave_out(self, state: bytes, refusal: Refusal) -> None:
+        """A message came behind the one for which the link is closed: its transaction can't succeed without it."""
+        with contextlib.suppress(WireError):
+            context = self._txns.live.get(self._txns.read(state)[0] or b"")
+            if context is not None:
+                context.refuse_success(refusal)
 
     def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         try:
@@ -85,6 +105,7 @@ class IncomingLink(ReceivingLink):
                     entry, partial(self._relayed_settled, delivery) if self._relays else self._stored_settled
                 )
             else:
+                self._on_their_way += 1
                 self._outside.post(entry, partial(self._posted, self.wait(delivery)))
         except (RefusedError, WireError) as error:
             self._refused(delivery, context, refusal_of(error), settled=settled)
@@ -175,9 +196,21 @@ class IncomingLink(ReceivingLink):
             self._refused(delivery, None, refusal, settled=True)
 
     def _posted(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
-        if not self.waits(delivery):
-            return
-        if refusal is None:
-            self.accept(delivery)
-        else:
-            self._refused(delivery, None, refusal, settled=False)
+        self._on_their_way -= 1
+        if self.waits(delivery):
+            if refusal is None:
+                self.accept(delivery)
+            else:
+                self._refused(delivery, None, refusal, settled=False)
+        if self.ending is not None and not self._on_their_way:
+            super().detach(self.ending)
+
+    def detach(self, refusal: Refusal) -> None:
+        if not self._on_their_way:
+            super().detach(self.ending or refusal)
+        elif self.ending is None:
+            self.ending = refusal
+            if self._partial is not None:
+                self._partial.refuse_success(refusal)
+            self._end_partial()
+            self._drop_parts()

@@ -97,6 +97,8 @@ class Link:
         self.endpoint: Endpoint = endpoint
         self.name = endpoint.name
         self.attachment: Attachment = ATTACHED
+        self.ending: Refusal | None = None
+        """The error with which it is closed when the outcomes of earlier messages are sent; it takes nothing more."""
 
     @property
     def is_attached(self) -> bool:
@@ -346,7 +348,7 @@ class ReceivingLink(Link, ABC):
         connection.partial_octets += len(octets)
         unstored.octets += len(octets)
         if len(self._parts) > self._limit:
-            self._too_large(event.delivery)
+            self._too_large(event.delivery, self._partial)
         elif self._empty_parts > MOST_EMPTY:
             message = f"a message with more than {MOST_EMPTY} parts that are empty"
             self.detach(Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_RMERR))
@@ -357,9 +359,12 @@ class ReceivingLink(Link, ABC):
             message = f"{unstored.octets} octets of messages that are not complete, or whose transactions are open"
             self.detach(Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_RMERR))
 
-    def _too_large(self, delivery: IncomingDelivery) -> None:
+    def _too_large(self, delivery: IncomingDelivery, context: TransactionalContext | None) -> None:
         message = f"a message has at most {self._limit} octets here"
-        self.detach(Refusal(Condition.MESSAGE_SIZE, message, Code.XAER_INVAL, delivery_tag=delivery.tag))
+        refusal = Refusal(Condition.MESSAGE_SIZE, message, Code.XAER_INVAL, delivery_tag=delivery.tag)
+        if context is not None:  # its discharge may be answered before the link is detached
+            context.refuse_success(refusal)
+        self.detach(refusal)
 
     def _drop_parts(self) -> None:
         self.connection.partial_octets -= len(self._parts)
@@ -401,7 +406,7 @@ class ReceivingLink(Link, ABC):
         self._end_partial()
         broken, self._broken, self._first_txn = self._broken, None, None
         if len(octets) > self._limit:
-            self._too_large(delivery)
+            self._too_large(delivery, None if txn_id is None else self._txns.live.get(txn_id))
             return
         context: WorkContext | None = None
         if txn_id is not None:
@@ -450,6 +455,7 @@ class ReceivingLink(Link, ABC):
         if (
             receiver.credit * 2 < self._credit
             and receiver.attached
+            and self.ending is None
             and len(self._unsettled) < self.container.limits.unsettled
         ):
             receiver.give_credit(self._credit)

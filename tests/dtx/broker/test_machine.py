@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from proton import Delivery, symbol
 from proton import Message as ProtonMessage
 
+from dtx.amqp.conditions import Condition
 from dtx.amqp.messages import DELIVERY_DELAY
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.protocol.addresses import branch_address
@@ -40,7 +41,7 @@ from dtx.protocol.conditions import STATUS_OF, Refusal
 from dtx.protocol.replies import RESULT, Recovered
 from dtx.protocol.replies import Result as Told
 from dtx.store.contract import Step, StoreStopped
-from tests.dtx.broker.peer import OK, Coordinator, Peer, World
+from tests.dtx.broker.peer import OK, Coordinator, Peer, World, condition_of
 from xa import NULL_XID, Code, Xid
 
 QUEUES = ("q", "r")
@@ -290,6 +291,21 @@ class BrokerMachine(RuleBasedStateMachine):
         assert closed or delivery.remote_state == Delivery.ACCEPTED
         self.messages += [Message(body, queue) for body in bodies]
         client.senders[queue] = client.peer.sender(queue)
+
+    @precondition(lambda self: self.clients)
+    @rule(which=index, queue=st.sampled_from(QUEUES))
+    def post_and_be_refused(self, which: int, queue: str) -> None:
+        """The link is closed with an error for a message: its sender has the outcome of the one before."""
+        client, body = one_of(self.clients, which), self.name()
+        peer, link = client.peer, client.senders[queue]
+        delivery = peer.send_octets(link, ProtonMessage(body=body).encode(), peer.name("m"))
+        peer.send_octets(link, GARBAGE, peer.name("m"), b"no transaction", settled=True)
+        self.world.pump()
+        assert condition_of(link).condition == Condition.UNKNOWN_ID
+        assert delivery.remote_state == Delivery.ACCEPTED
+        self.messages.append(Message(body, queue))
+        self.world.close(link)
+        client.senders[queue] = peer.sender(queue)
 
     @precondition(lambda self: self.calm > CALM and self.clients)
     @rule(which=index, queue=st.sampled_from(QUEUES), session=st.booleans())

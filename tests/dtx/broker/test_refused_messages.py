@@ -9,14 +9,15 @@ import logging
 from typing import Any
 
 import pytest
+from proton import Delivery
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.encoding import encode
 from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong
 from dtx.broker.access.rate_limited_log import MOST
-from dtx.broker.settings import QueueSettings, Settings
-from dtx.protocol.commands import Discharge
-from dtx.protocol.replies import REJECTED
+from dtx.broker.settings import Limits, QueueSettings, Settings
+from dtx.protocol.commands import CONTROL, Declare, Discharge
+from dtx.protocol.replies import ACCEPTED, REJECTED
 from dtx.store.contract import StoreFull
 from tests.dtx.amqp.described import items_of
 from tests.dtx.broker.peer import Coordinator, Peer, World, condition_of, frame
@@ -30,6 +31,7 @@ from tests.dtx.broker.strangers import (
     Stranger,
     closed_with,
     connected,
+    coordinator,
     node,
     said,
     source,
@@ -146,6 +148,7 @@ def test_a_settled_message_that_is_refused_is_counted_and_logged(caplog: pytest.
     assert len(lines) == MOST + 1  # a bounded rate: the last line says that the others are counted only
     assert target in lines[0].getMessage()
     assert "shop" in lines[0].getMessage()
+    assert lines[-1].getMessage().endswith(lines[0].getMessage())
 
 
 @pytest.mark.parametrize("anonymous", [False, True])
@@ -175,7 +178,6 @@ def test_a_message_that_closes_its_link_is_named_in_the_error(world: World) -> N
     assert info[Symbol("delivery-tag")] == b"five"
 
 
-# -- close
 class Slow(Stranger):
     """A stranger whose broker has a store that answers when it is asked to."""
 
@@ -184,6 +186,167 @@ class Slow(Stranger):
             self.heard += octets
 
 
+# -- what was taken before
+ACCEPTS_ONLY = source(None, outcomes=Array([Symbol("amqp:accepted:list")]))
+
+
+def refused_behind_others(slow: Slow, why: str, *, first: int = 0) -> None:
+    """Sends two messages to a queue, and one that is refused so that its link is closed, all before the store has
+    answered."""
+    rejects = why == "rejected"
+    slow.attach(0, None, ACCEPTS_ONLY if rejects else None)
+    answers_to(slow)
+    slow.transfer(0, first, body(to="q"))
+    slow.transfer(0, first + 1, body(to="q"))
+    slow.transfer(0, first + 2, REFUSED["full" if rejects else why], settled=not rejects)
+
+
+Answers = list[tuple[int, int, list[Any]]]
+
+
+def answers_to(stranger: Stranger) -> Answers:
+    """What the broker has said meanwhile."""
+    stranger.listen()
+    return stranger.told()
+
+
+def first_to_last(answers: Answers) -> list[int]:
+    """The numbers of the deliveries that are accepted and settled, one by one."""
+    numbers: list[int] = []
+    for _, first, last, settled, state, *_ in said(answers, DISPOSITION):
+        assert settled
+        assert state.descriptor == ACCEPTED
+        numbers += range(first, (first if last is None else last) + 1)
+    return numbers
+
+
+CONTROL_MESSAGE = b"\x00\x53\x77"
+TAKES = Settings(queues={"full": QueueSettings(max_depth=0), "q": QueueSettings()}, create_on_demand=False)
+
+
+@pytest.mark.parametrize("why", [*REFUSED, "rejected"])
+def test_the_outcomes_of_earlier_messages_go_before_the_detach_with_an_error(why: str) -> None:
+    """A sender that does not learn that a message is taken sends it again. What comes behind the refused message is not
+    taken."""
+    world = World(TAKES)
+    slow = Slow(world)
+    slow.greet()
+    refused_behind_others(slow, why)
+    slow.transfer(0, 3, body(to="q"))
+    assert not said(answers_to(slow), DETACH)
+
+    while world.jobs:
+        world.jobs.popleft()()
+    answers = answers_to(slow)
+    assert [code for _, code, _ in answers if code in {DISPOSITION, DETACH}][-1] == DETACH
+    assert first_to_last(answers) == [0, 1]
+    (detach,) = said(answers, DETACH)
+    assert error_of(detach)[1][Symbol("delivery-tag")] == (2).to_bytes(4, "big")
+    assert world.queue().available == 2
+    assert not slow.server.links
+
+
+def test_messages_that_had_room_are_accepted_before_the_detach() -> None:
+    """A queue with room for two of three messages that come together."""
+    world = World(Settings(queues={"full": QueueSettings(max_depth=2)}))
+    stranger = connected(world)
+    stranger.attach(0, node("full"), ACCEPTS_ONLY)
+    answers_to(stranger)
+    transfers = [frame(TRANSFER, [Uint(0), Uint(n), bytes((n,)), Uint(0), False], body()) for n in range(3)]
+    stranger.say(b"".join(transfers))
+    answers = answers_to(stranger)
+    assert first_to_last(answers) == [0, 1]
+    assert answers[-1][1] == DETACH
+    assert world.queue("full").available == 2
+
+
+def test_one_detach_says_that_the_store_takes_nothing() -> None:
+    """It refuses messages that came together, and the source does not have the outcome rejected: the first is named."""
+    world = World()
+    slow = Slow(world)
+    slow.greet()
+    slow.attach(0, node("q"), ACCEPTS_ONLY)
+    for number in range(3):
+        slow.transfer(0, number, body())
+    world.fault = StoreFull("the disk is full")
+    while world.jobs:
+        world.jobs.popleft()()
+    answers = answers_to(slow)
+    assert not said(answers, DISPOSITION)
+    (detach,) = said(answers, DETACH)
+    assert error_of(detach)[1][Symbol("delivery-tag")] == (0).to_bytes(4, "big")
+    assert not slow.server.links
+
+
+def test_a_client_library_has_the_outcomes_of_what_it_sent_before(peer: Peer) -> None:
+    """Proton, with transfers that are pipelined: each message in the queue is accepted, though the link is closed."""
+    link = peer.sender("q")
+    before = [peer.send_octets(link, body(), peer.name("m")) for _ in range(10)]
+    peer.send_octets(link, body(), peer.name("m"), b"no transaction", settled=True)
+    peer.world.pump()
+    assert condition_of(link).condition == Condition.UNKNOWN_ID
+    assert {one.remote_state for one in before} == {Delivery.ACCEPTED}
+    assert peer.world.queue().available == 10
+
+
+@pytest.mark.parametrize(("code", "fields"), [(CLOSE, []), (END, []), (DETACH, [Uint(0), True]), (DETACH, [Uint(0)])])
+def test_an_end_that_comes_before_the_detach_is_answered_with_its_error(code: int, fields: list[Any]) -> None:
+    """The peer does not wait for the outcomes of earlier messages: it learns all the same that one was refused."""
+    world = World(TAKES)
+    slow = Slow(world)
+    slow.greet()
+    refused_behind_others(slow, "full")
+    slow.say(frame(code, fields))
+    while world.jobs:
+        world.jobs.popleft()()
+    answers = answers_to(slow)
+    (last,) = said(answers, code)
+    assert error_of(last)[0] == Condition.RESOURCE_LIMIT
+    assert first_to_last(answers) == ([0, 1] if fields == [Uint(0)] else [])
+    assert world.queue().available == 2
+    assert not slow.server.links
+    assert code != DETACH or not said(answers, CLOSE)
+
+
+def declared(stranger: Stranger) -> bytes:
+    """A transaction's id, from a control link."""
+    stranger.attach(1, coordinator())
+    stranger.transfer(1, 0, CONTROL_MESSAGE + CONTROL.encode(Declare()))
+    ((*_, state),) = said(answers_to(stranger), DISPOSITION)
+    (txn_id,) = state.value
+    return bytes(txn_id)
+
+
+def test_a_transaction_does_not_commit_without_a_message_behind_a_refused_one() -> None:
+    """It came while the link was about to be closed, and is not taken."""
+    slow = Slow(World(TAKES))
+    slow.greet()
+    txn_id = declared(slow)
+    refused_behind_others(slow, "full", first=1)
+    state = Described(Ulong(0x34), [txn_id])
+    slow.say(frame(TRANSFER, [Uint(0), Uint(4), b"4", Uint(0), True, False, None, state], body(to="q")))
+    slow.transfer(1, 5, CONTROL_MESSAGE + CONTROL.encode(Discharge(txn_id)))
+    (disposition,) = said(answers_to(slow), DISPOSITION)
+    assert disposition[1] == 5
+    assert disposition[4].descriptor == REJECTED
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_transaction_does_not_commit_without_a_message_that_is_too_large(*, more: bool) -> None:
+    """Its link is detached for it, also where more of it was to come."""
+    stranger = connected(World(Settings(limits=Limits(message_octets=100))))
+    txn_id = declared(stranger)
+    stranger.attach(0, node("q"))
+    state = Described(Ulong(0x34), [txn_id])
+    stranger.say(frame(TRANSFER, [Uint(0), Uint(1), b"1", Uint(0), True, more, None, state], body("x" * 200)))
+    stranger.transfer(1, 2, CONTROL_MESSAGE + CONTROL.encode(Discharge(txn_id)))
+    answers = answers_to(stranger)
+    assert [error_of(fields)[0] for fields in said(answers, DETACH)] == [Condition.MESSAGE_SIZE]
+    (disposition,) = said(answers, DISPOSITION)
+    assert disposition[4].descriptor == REJECTED
+
+
+# -- close
 @pytest.mark.parametrize(("code", "fields"), [(CLOSE, []), (END, []), (DETACH, [Uint(0), True]), (DETACH, [Uint(0)])])
 @pytest.mark.parametrize("refused", [False, True])
 def test_an_end_of_any_kind_is_answered_when_settled_messages_are_in_their_queues(
@@ -202,8 +365,7 @@ def test_an_end_of_any_kind_is_answered_when_settled_messages_are_in_their_queue
     assert not slow.server.closed
     while world.jobs:
         world.jobs.popleft()()
-    slow.listen()
-    assert [said for _, said, _ in slow.told()] == [code]
+    assert [said for _, said, _ in answers_to(slow)] == [code]
     assert world.queue().available == (not refused)
     assert slow.server.closed == (code == CLOSE)
 
@@ -232,8 +394,7 @@ def test_a_peer_that_does_not_wait_for_the_answer_goes_on(world: World, what: st
     slow.say(frame(CLOSE, []))
     while world.jobs:
         world.jobs.popleft()()
-    slow.listen()
-    answers = slow.told()
+    answers = answers_to(slow)
     assert [said for _, said, _ in answers if said in {DETACH, END, CLOSE}] == [
         DETACH if what == "link" else END,
         CLOSE,
