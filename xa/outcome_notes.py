@@ -29,6 +29,8 @@ class BranchOutcome(Enum):
     ROLLED_BACK = "rolled back"
     PREPARED = "prepared"
     """Still, or it is being completed at this moment; whether `recover` lists it to this caller or not."""
+    LOST = "lost"
+    """The server has not come to it yet: it was restored from a copy that is older than the branch."""
     UNKNOWN = "unknown"
 
 

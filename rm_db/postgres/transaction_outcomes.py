@@ -8,8 +8,10 @@ promoted copy gives the same ids again to other transactions. So a note is
     timeline             4 octets
     transaction id       with its epoch (xid8), in decimal digits
 
-and the outcome is unknown on a server with another system identifier or on another timeline. (What is restored from a
-snapshot of the disk, without a new timeline, can't be distinguished from the original.)
+and the outcome is unknown on a server with another system identifier or on another timeline. What is restored from a
+copy of the disk, without a new timeline, looks like the original. As long as it has not come to the id yet, it is older
+than the note: the branch is lost. Later the id is that of another transaction, and the outcome worth nothing. So it
+takes no id to ask.
 
 System identifier and timeline are asked once for each connection, because neither changes while a connection lasts.
 There are no notes behind a transaction pooler, whose connections may be to another server the next time.
@@ -40,12 +42,17 @@ SELECT system_identifier, pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalo
   FROM pg_catalog.pg_control_system()
 """
 _OUTCOMES: Final = """
-SELECT CASE WHEN id < pg_catalog.pg_current_xact_id() THEN pg_catalog.pg_xact_status(id) END
+SELECT CASE WHEN id < pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())
+            THEN coalesce(pg_catalog.pg_xact_status(id), 'forgotten') END
   FROM pg_catalog.unnest('{{{ids}}}'::pg_catalog.xid8[]) WITH ORDINALITY AS asked (id, place) ORDER BY place
 """
-"""It takes a transaction id itself, because pg_xact_status refuses an id that was not given yet."""
+"""NULL for an id above all that are over. Either that transaction is not over, or its id was not given yet, which
+pg_xact_status refuses: such an id is asked alone."""
+_OUTCOME: Final = "SELECT coalesce(pg_catalog.pg_xact_status('{id}'), 'forgotten')"
 
 _PLACE: Final = struct.Struct(">QI")
+_NOT_GIVEN: Final = "22023"
+"""What the server answers to an id that it has not given yet."""
 _NEVER: Final = "42"
 """The class of SQLSTATEs for what the server does not know, or does not let this user do."""
 _MOST: Final = 10_000
@@ -103,16 +110,36 @@ class TransactionOutcomes:
                 return found
             ids = ",".join(notes[index][_PLACE.size :].decode("ascii") for index in ours)
             reply = await connection.exchange(_OUTCOMES.format(ids=ids).encode("ascii"))
+            if not _answered(reply):
+                return found
+            with understood(database.pool.close_idle):
+                statuses = [status for (status,) in reply.rows()]
 
-        failure = reply.failure
-        if failure is not None and (failure.sqlstate or "").startswith(_NEVER):
-            return found
-        if failure is not None:
-            raise xa_error(Code.XA_RETRY, f"the outcomes of transactions are unknown now: {failure}")
-        with understood(database.pool.close_idle):
-            for index, (status,) in zip(ours, reply.rows(), strict=True):
-                found[index] = _BY_STATUS.get(status or b"", BranchOutcome.UNKNOWN)
+            for index, status in zip(ours, statuses, strict=True):
+                if status is None:
+                    found[index] = await _newest(connection, notes[index][_PLACE.size :])
+                else:
+                    found[index] = _BY_STATUS.get(status, BranchOutcome.UNKNOWN)
         return found
+
+
+async def _newest(connection: LibpqConnection, transaction_id: bytes) -> BranchOutcome:
+    """What became of a transaction whose id is above all that are over, if it was given at all."""
+    reply = await connection.exchange(_OUTCOME.format(id=transaction_id.decode("ascii")).encode("ascii"))
+    if reply.failure is not None and reply.failure.sqlstate == _NOT_GIVEN:
+        return BranchOutcome.LOST
+    if not _answered(reply):
+        return BranchOutcome.UNKNOWN
+    with understood(connection.close):
+        return _BY_STATUS.get(reply.rows()[0][0] or b"", BranchOutcome.UNKNOWN)
+
+
+def _answered(reply: Reply) -> bool:
+    """Whether the server has answered with outcomes. Where it does not let us know them at all, that is no failure."""
+    failure = reply.failure
+    if failure is not None and not (failure.sqlstate or "").startswith(_NEVER):
+        raise xa_error(Code.XA_RETRY, f"the outcomes of transactions are unknown now: {failure}")
+    return failure is None
 
 
 def _is_id(octets: bytes) -> bool:

@@ -136,6 +136,43 @@ def test_what_another_server_is_asked_is_unknown(postgres: Postgres, tmp_path: P
     assert "not there any more on shop: committed before, or completed by hand" in said
 
 
+def test_a_database_restored_from_a_copy_older_than_the_decision_has_lost_it(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    """The same system identifier and timeline: the id that the decision has noted was not given yet."""
+    urls = two_of_postgres(postgres)
+    older = Postgres({"max_prepared_transactions": "10"})
+    older.start()
+    try:
+        urls["shop"] = older.create_database()
+        with psycopg.connect(urls["shop"], autocommit=True) as connection:
+            connection.execute("CREATE TABLE made (number integer PRIMARY KEY)")
+        older.stop()
+        kept = older.data.with_name("kept")
+        subprocess.run(["cp", "-a", older.data, kept], timeout=PATIENCE_S, check=True)
+        older.start()
+        with psycopg.connect(urls["shop"], autocommit=True) as connection:
+            for _ in range(50):  # those that a maintenance job of the server may take below
+                connection.execute("SELECT pg_current_xact_id()")
+
+        site = Site(tmp_path, **urls)
+        older.stop()
+        older.data.rename(older.data.with_name("lost"))
+        kept.rename(older.data)
+        older.start()
+        code, said = site.recover("run", "--dry-run")
+        assert code == 3, said
+        assert "would be noted as completed on its own on shop: decided to commit, and lost: " in said
+        code, said = site.recover("run")
+        assert code == 3, said
+        assert "shop: decided to commit, and lost: the resource is older than this decision" in said
+        assert "restored from a back-up" in said
+        assert site.recover("list")[0] == site.recover("run")[0] == 3
+    finally:
+        older.stop()
+        older.remove()
+
+
 def test_what_is_prepared_and_not_listed_keeps_its_decision(postgres: Postgres, tmp_path: Path) -> None:
     """Recovery under a role that may not complete the branch does not see it, and ends nothing."""
     urls = two_of_postgres(postgres)

@@ -16,7 +16,9 @@
  6. Before that, look at the branches of such a decision that were not found at all. Usually they were committed before
     a crash; but somebody may have completed them by hand. Each is reported. A resource manager that has given a note
     of the branch with its vote is asked for the outcome: what was rolled back goes against the decision, and is noted
-    as a heuristic outcome before the decision ends. Step 4 does the same with a branch that has gone since the scan.
+    as a heuristic outcome before the decision ends. So is what a resource that was restored from an older copy has
+    lost: later it may not be able to tell that any more. Step 4 does the same with a branch that has gone since the
+    scan.
 
 Decisions and branches that are not ours are neither ended nor counted as undone. What a pass can't do stays as it is,
 and is named in its report. Passes may run concurrently with transactions and with each other; a branch that another
@@ -66,8 +68,12 @@ _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Mean
 _NOTED: Final = "it waits to be forgotten (`xabridge recover forget`)"
 BEFORE: Final = "committed before, or completed by hand"
 AGAINST: Final = "decided to commit, and somebody has rolled it back"
+OLDER: Final = "decided to commit, and lost: the resource is older than this decision, restored from a back-up"
 ELSEWHERE: Final = "it is prepared there, but not listed: another role or database has it"
 _SINCE_THE_SCAN: Final = "finished since the scan, by another process or by hand"
+
+_UNDONE: Final[dict[object, str]] = {BranchOutcome.ROLLED_BACK: AGAINST, BranchOutcome.LOST: OLDER}
+"""The outcomes that go against a decision to commit, and what to say of each."""
 
 Gone: TypeAlias = "Mapping[bytes, frozenset[str]]"
 """gtrid → the names, not configured any more, of resources whose branches of it an operator has taken care of."""
@@ -293,10 +299,10 @@ async def _look_after(ports: RecoveryPorts, missing: Sequence[tuple[Branch, str]
             action, why = Action.NOT_THERE, unknown
             if outcome is BranchOutcome.COMMITTED:
                 why = "it was committed, as decided"
-            elif outcome is BranchOutcome.ROLLED_BACK:
+            elif outcome in _UNDONE:
                 refused = await ports.note(Heuristic(branch, Code.XA_HEURRB))
                 action = Action.HEURISTIC if refused is None else Action.PENDING
-                why = f"{AGAINST}; {_NOTED if refused is None else refused}"
+                why = f"{_UNDONE[outcome]}; {_NOTED if refused is None else refused}"
             elif outcome is BranchOutcome.PREPARED:
                 action, why = Action.PENDING, ELSEWHERE
             elif isinstance(outcome, XaError):

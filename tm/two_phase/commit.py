@@ -464,6 +464,9 @@ def _answer_for(branch: Branch, outcome: BranchOutcome | XaError, answer: Answer
         return _OK
     if outcome is BranchOutcome.ROLLED_BACK:
         return xa_error(Code.XA_RBROLLBACK, "commit: it was prepared, and somebody else has rolled it back", branch.xid)
+    if outcome is BranchOutcome.LOST:
+        why = "commit: it was prepared, and the resource was restored from an older back-up since"
+        return xa_error(Code.XA_RBROLLBACK, why, branch.xid)
     if outcome is BranchOutcome.UNKNOWN:
         return answer
     why = "it is prepared still" if outcome is BranchOutcome.PREPARED else f"its outcome is unknown: {outcome}"

@@ -377,4 +377,5 @@ def _carried_out(seen: ScannedSite, found: Survey, older: set[str]) -> Iterator[
         )
         yield Examined("decisions", Check(Health.FAIL, "decisions", what, mend))
     else:
-        yield Examined("decisions", Check(Health.OK, "decisions", f"{what}: carried out before, or by hand"))
+        why = "carried out before, or by hand, or lost on a resource that is older"
+        yield Examined("decisions", Check(Health.OK, "decisions", f"{what}: {why}"))

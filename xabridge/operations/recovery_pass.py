@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tm.recovery import Action, Report
-from tm.recovery.recovery_pass import AGAINST, BEFORE, ELSEWHERE
+from tm.recovery.recovery_pass import AGAINST, BEFORE, ELSEWHERE, OLDER
 from tm.resources.blocking_ports import BlockingPorts
 from tm.two_phase.return_codes import Verb
 from xa import ThreadOfControl, XaError, entered
@@ -50,12 +50,14 @@ _MISSING: Final = {
     BranchOutcome.UNKNOWN: "not there any more",
     BranchOutcome.PREPARED: "would stay in doubt",
     BranchOutcome.ROLLED_BACK: "would be noted as completed on its own",
+    BranchOutcome.LOST: "would be noted as completed on its own",
 }
 _WHY_MISSING: Final = {
     BranchOutcome.COMMITTED: ": it was committed, as decided",
     BranchOutcome.UNKNOWN: f": {BEFORE}",
     BranchOutcome.PREPARED: f": {ELSEWHERE}",
     BranchOutcome.ROLLED_BACK: f": {AGAINST}",
+    BranchOutcome.LOST: f": {OLDER}",
 }
 _DOING: Final = {Verb.COMMIT_AGAIN: "committed", Verb.ROLLBACK: "rolled back"}
 
@@ -174,7 +176,8 @@ class Expected:
     def unsolved(self) -> bool:
         """Whether something of this node is in doubt, or would be after a pass."""
         left = any(
-            outcome in {BranchOutcome.ROLLED_BACK, BranchOutcome.PREPARED} or isinstance(outcome, XaError)
+            outcome in {BranchOutcome.ROLLED_BACK, BranchOutcome.LOST, BranchOutcome.PREPARED}
+            or isinstance(outcome, XaError)
             for outcome in self.outcomes
         )
         return left or self.found.unsolved(self.found.transactions)

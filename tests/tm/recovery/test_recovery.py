@@ -448,6 +448,7 @@ WITH_NOTE = Decision(gtrid(), (A, NOTED))
         (BranchOutcome.COMMITTED, ["ended 1"], Action.NOT_THERE, "it was committed, as decided"),
         (BranchOutcome.UNKNOWN, ["ended 1"], Action.NOT_THERE, "committed before, or completed by hand"),
         (BranchOutcome.ROLLED_BACK, ["note b XA_HEURRB", "ended 1"], Action.HEURISTIC, "somebody has rolled it back"),
+        (BranchOutcome.LOST, ["note b XA_HEURRB", "ended 1"], Action.HEURISTIC, "is older than this decision"),
         (BranchOutcome.PREPARED, [], Action.PENDING, "prepared there, but not listed"),
         (xa_error(Code.XAER_RMFAIL, "it went away"), [], Action.PENDING, "it went away"),
     ],

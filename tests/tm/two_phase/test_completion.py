@@ -353,6 +353,7 @@ GONE_AWAY = xa_error(RMFAIL, "it went away")
     [
         (BranchOutcome.COMMITTED, ["ended"], COMMITTED),
         (BranchOutcome.ROLLED_BACK, ["note: b XA_HEURRB", "ended"], V.MIXED),
+        (BranchOutcome.LOST, ["note: b XA_HEURRB", "ended"], V.MIXED),
         (BranchOutcome.UNKNOWN, ["held?", "note: b XA_HEURHAZ", "ended"], V.HAZARD),
         (BranchOutcome.PREPARED, ["pause", "commit, again: b", "ended"], COMMITTED),
         (GONE_AWAY, ["pause", "commit, again: b", "ended"], COMMITTED),
