@@ -106,6 +106,18 @@ def test_rolled_back_by_hand_is_a_heuristic_outcome_until_it_is_forgotten(postgr
     assert site.recover("list")[0] == site.recover("run")[0] == 0
 
 
+def test_list_asks_what_became_of_decisions_without_a_branch(postgres: Postgres, tmp_path: Path) -> None:
+    urls = two_of_postgres(postgres)
+    site = Site(tmp_path, **urls)
+    by_hand(urls["shop"], "ROLLBACK")
+    by_hand(urls["ledger"], "COMMIT")
+    code, said = site.recover("list")
+    assert code == 3, said
+    assert "decided to commit, and somebody has rolled it back" in said
+    assert "ledger" not in said
+    assert site.recover("list", "--node", "another")[0] == 0
+
+
 @pytest.mark.parametrize("both", [False, True], ids=["one", "both"])
 def test_committed_by_hand_is_told_and_no_more(postgres: Postgres, tmp_path: Path, *, both: bool) -> None:
     urls = two_of_postgres(postgres)

@@ -12,10 +12,10 @@ from xa.printable import escaped
 from xabridge.cli.output import write_json
 from xabridge.cli.tables import MOST, WIDE_FROM, details, rest, summary, table
 from xabridge.exit_codes import Exit
-from xabridge.operations.recovery_pass import troubles
+from xabridge.operations.recovery_pass import expectation, troubles
 from xabridge.operations.survey import Filter, NotFound, State, Survey, TransactionView, find, state_of, survey
 from xabridge.operations.survey_json import survey_value
-from xabridge.text import NARROW
+from xabridge.text import NARROW, paragraph
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -57,21 +57,28 @@ def width_of(arguments: Namespace) -> int:
 
 def list_transactions(site: Site, arguments: Namespace, progress: Progress) -> Exit:  # noqa: ARG001 — as all actions
     """`recover list`."""
-    found = survey(site.look())
+    expected = expectation(site)
+    found = expected.found
+    against = expected.against if filter_of(arguments) == Filter() else ()
+
     transactions = filter_of(arguments).of(found.transactions)
     if arguments.json:
         write_json(survey_value(found, transactions))
     elif arguments.names:
         for view in transactions:
             print(view.name)
-        for line in troubles(found):
+        for line in (*against, *troubles(found)):
             print(line, file=sys.stderr)
     else:
         most = len(transactions) if arguments.all else MOST
         listed = table(transactions[:most], width_of(arguments))
         for line in (*listed, *rest(transactions[most:]), *summary(transactions, found)):
             print(line)
-    return verdict(found, transactions, arguments.node)
+        for said in against if arguments.all else against[:MOST]:
+            print(*paragraph(said), sep="\n")
+
+    exit_code = verdict(found, transactions, arguments.node)
+    return Exit.IN_DOUBT if exit_code is Exit.DONE and against else exit_code
 
 
 def show_transactions(site: Site, arguments: Namespace, progress: Progress) -> Exit:  # noqa: ARG001 — as all actions

@@ -66,7 +66,8 @@ def _carried_out(survey: Survey) -> list[str]:
     decisions = several(survey.carried_out, "decision")
     has = "has" if survey.carried_out == 1 else "have"
     return paragraph(
-        f"{decisions} more {has} no branch left anywhere; the next recovery pass says what is known, and ends that"
+        f"{decisions} more {has} no branch left anywhere; the next recovery pass says what is known, and ends that if "
+        "there is nothing to note, or a log to note it in"
     )
 
 

@@ -173,6 +173,16 @@ class Expected:
     outcomes: tuple[BranchOutcome | XaError, ...]
 
     @property
+    def against(self) -> tuple[str, ...]:
+        """What became of those branches that were surely not committed, a sentence each. A pass ends their decisions
+        only if it can note that."""
+        return tuple(
+            f"{transaction_name(branch.xid)} on {escaped(branch.resource)}{_WHY_MISSING[outcome]}"
+            for branch, outcome in zip(self.found.missing, self.outcomes, strict=True)
+            if outcome is BranchOutcome.ROLLED_BACK or outcome is BranchOutcome.LOST
+        )
+
+    @property
     def unsolved(self) -> bool:
         """Whether something of this node is in doubt, or would be after a pass."""
         left = any(

@@ -63,7 +63,8 @@ def test_decisions_are_counted_as_list_counts_them(field: Field, xabridge: Xabri
     said = " ".join(xabridge("recover", "list").out.split())
     assert "1 transaction in doubt on" in said
     assert said.endswith(
-        "2 decisions more have no branch left anywhere; the next recovery pass says what is known, and ends that"
+        "2 decisions more have no branch left anywhere; the next recovery pass says what is known, and ends that if "
+        "there is nothing to note, or a log to note it in"
     )
     value = json.loads(xabridge("recover", "list", "--json").out)
     assert (value["open_decisions"], value["carried_out"]) == (1, 2)
