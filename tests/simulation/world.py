@@ -936,7 +936,7 @@ class World:
 
     def _may_begin(self, process: Process, sequence: int) -> bool:
         """Whether the ceiling is above a transaction that is to begin, or could be raised."""
-        note = process.log.note_ceiling if process.lease is None else process.lease.take
+        note: Callable[[int], None] = process.log.note_ceiling if process.lease is None else process.lease.take
         if process.lease is not None and not self.mutant.leasing:
             note = _noted_nowhere
         try:
