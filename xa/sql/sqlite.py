@@ -57,12 +57,29 @@ def _write_ahead(connection: sqlite3.Connection, wait_s: float) -> str:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                 raise
             time.sleep(_PAUSE_S)
-        except UnicodeDecodeError:  # it quotes what it has found in the file
-            damaged = sqlite3.DatabaseError("database disk image is malformed: its schema is no text")
-            damaged.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise damaged from None
+        except UnicodeDecodeError:
+            raise _no_text() from None
         else:
             return str(mode).lower()
+
+
+def check_schemas(engine: Engine) -> None:
+    """Makes every connection of `engine` read the schema at once, which a damaged file may have no text of."""
+
+    def set_up(connection: sqlite3.Connection, _record: object) -> None:
+        try:
+            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+        except UnicodeDecodeError:
+            raise _no_text() from None
+
+    event.listen(engine, "connect", set_up)
+
+
+def _no_text() -> sqlite3.DatabaseError:
+    """In place of what the driver raises, because SQLite quotes in its error what it has found in the file."""
+    damaged = sqlite3.DatabaseError("database disk image is malformed: its schema is no text")
+    damaged.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return damaged
 
 
 @contextmanager

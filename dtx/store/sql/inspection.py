@@ -108,6 +108,7 @@ def _engine(url: str) -> Iterator[Engine]:
     if not path.is_file():
         raise StoreError(f"there is no store {path}")
     with sqlite.looked_at(parsed) as readable, _disposed(create_engine(readable)) as engine:
+        sqlite.check_schemas(engine)
         yield engine
 
 

@@ -138,13 +138,11 @@ def test_a_file_with_any_octets_changed_is_an_error_of_the_log_or_none(whole: Pa
                 raise AssertionError(f"seed {seed}, number {number}: {error!r}") from error
 
 
-@pytest.mark.parametrize("octet", [b"\xb7", b"x"])
-def test_a_schema_that_is_no_sql_is_damage(octet: bytes, whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("begins", [b"CREATE TABLE xabri\xb7 _node", b"CREATE TABLE xabrix _node", b"CREATE TABL\x8a "])
+def test_a_schema_that_is_no_sql_is_damage(begins: bytes, whole: Path, tmp_path: Path) -> None:
     """Also one that is no text, which SQLite quotes in its error."""
     path = tmp_path / "damaged.db"
-    path.write_bytes(
-        whole.read_bytes().replace(b"CREATE TABLE xabridge_node", b"CREATE TABLE xabri" + octet + b" _node")
-    )
+    path.write_bytes(whole.read_bytes().replace(b"CREATE TABLE xabridge_node"[: len(begins)], begins))
     for look in (look_at_log, open_log):
         with pytest.raises(LogDamaged, match=r"is damaged: .*Restore the log from a copy"):
             look(f"sqlite:///{path}", "orders-1")

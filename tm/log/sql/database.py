@@ -192,7 +192,9 @@ def looked_at(url: str) -> Iterator[Database]:
     if not Path(str(parsed.database)).is_file():
         raise LogMissing(f"{shown_url(parsed)}: there is no decision log here")
     with sqlite.looked_at(parsed) as readable:
-        yield Database(url, engine=create_engine(readable, isolation_level="AUTOCOMMIT"))
+        engine = create_engine(readable, isolation_level="AUTOCOMMIT")
+        sqlite.check_schemas(engine)
+        yield Database(url, engine=engine)
 
 
 def database_url(url: str) -> URL:
