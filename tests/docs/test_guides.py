@@ -19,7 +19,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import Engine, create_engine, make_url
 
 from tests.cases import each
 from tests.cli import parsed
@@ -75,6 +75,12 @@ class Surroundings:
             code = code.replace(old, new)
         return code
 
+    def dispose(self) -> None:
+        """Closes the connections that engines of the blocks keep, as the end of their process would."""
+        for value in self._namespace.values():
+            if isinstance(value, Engine):
+                value.dispose()
+
     def execute(self, block: Block) -> None:
         """Does what the block says."""
         code = self.code(block)
@@ -107,6 +113,7 @@ def test_the_blocks_run(page: Path, request: pytest.FixtureRequest, tmp_path: Pa
             surroundings.execute(block)
         assert broker.left() == []
     finally:
+        surroundings.dispose()
         broker.stop()
 
 

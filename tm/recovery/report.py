@@ -47,8 +47,8 @@ class Report:
     undone: list[bytes] = field(default_factory=list)
     unreachable: dict[str, str] = field(default_factory=dict)
     not_configured: dict[bytes, tuple[str, ...]] = field(default_factory=dict)
-    ended_incarnations: Former = field(default_factory=lambda: MappingProxyType({}))
-    left_nothing: Former = field(default_factory=lambda: MappingProxyType({}))
+    ended_incarnations: Former = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    left_nothing: Former = field(default_factory=lambda: MappingProxyType({}), repr=False)
 
     @property
     def clean(self) -> bool:

@@ -343,7 +343,9 @@ def test_recover_shows_a_pipelines_branches_as_such(env: CoreEnvironment, capsys
     resources = "\n".join(f'{name} = "{url}"' for name, url in env.settings.resources)
     config.write_text(f'node = "site"\nlog = "file://{tmp_path}/log"\n[resources]\n{resources}\n')
 
-    assert main(["recover", "list", "--config", str(config)]) == 3
+    assert main(["recover", "list", "--node", "orders", "--config", str(config)]) == 3
+    capsys.readouterr()
+    assert main(["recover", "list", "--config", str(config)]) == 0, "they are another node's"
     shown = capsys.readouterr().out
     assert "pipeline orders, epoch 1: its own log decides" in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 80
