@@ -124,7 +124,7 @@ class MariaTransaction(ServerTransaction[MariaConnection]):
             self.in_the_way = failure
 
     def end_session(self, thread_id: int) -> bool:
-        """As `MariaDatabase.end_session`, for the session."""
+        """Ends a session on the server (`MariaDatabase.end_session`)."""
         return self._database.end_session(thread_id)
 
     # --- steps ------------------------------------------------------------------------------------------------------

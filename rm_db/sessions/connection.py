@@ -221,7 +221,7 @@ class BranchConnection(Connection):
         refuse(what, self._access)
 
     def hold(self) -> AbstractContextManager[None]:
-        """As `ConnectionAccess.hold`, for the ORM session."""
+        """Holds the connection for the ORM session (`ConnectionAccess.hold`)."""
         return self._access.hold()
 
     def _release_savepoint_impl(self, name: str) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tm.log import Branch, DecisionLog, Heuristic, LogError
+    from tm.log.incarnations import Incarnations
     from tm.recovery.messages import RecoveryMessages
     from tm.recovery.ownership import AtWork, Ceilings, Floors, Ownership
     from tm.recovery.ports import Scanned
@@ -67,22 +68,24 @@ class BlockingRecoveryPorts:
         self._progress = progress
 
     async def read_floors(self) -> Floors:
-        floors: dict[str, Mapping[bytes, int] | XaError] = {}
-        if self._log is not None:
-            floors[IN_LOG] = self._log.incarnations.floors
-        for resource in self._resources.values():
-            if resource.decides:
-                floors[resource.name] = floors_in(resource, self._ownership().node)
-        return floors
+        return self._noted(lambda incarnations: incarnations.floors, floors_in)
 
     async def read_ceilings(self) -> Ceilings:
-        ceilings: dict[str, Mapping[bytes, int] | XaError] = {}
+        return self._noted(lambda incarnations: incarnations.ceilings, ceilings_in)
+
+    def _noted(
+        self,
+        in_log: Callable[[Incarnations], Mapping[bytes, int]],
+        in_decider: Callable[[Resource, str], Mapping[bytes, int] | XaError],
+    ) -> dict[str, Mapping[bytes, int] | XaError]:
+        """What the log and each decider have noted."""
+        noted: dict[str, Mapping[bytes, int] | XaError] = {}
         if self._log is not None:
-            ceilings[IN_LOG] = self._log.incarnations.ceilings
+            noted[IN_LOG] = in_log(self._log.incarnations)
         for resource in self._resources.values():
             if resource.decides:
-                ceilings[resource.name] = ceilings_in(resource, self._ownership().node)
-        return ceilings
+                noted[resource.name] = in_decider(resource, self._ownership().node)
+        return noted
 
     async def read_decisions(self) -> Decisions:
         if self._progress is not None:

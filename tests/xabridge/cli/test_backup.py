@@ -431,11 +431,7 @@ def test_a_store_that_lacks_what_was_carried_out_there_does_not_fit(
     restored.file.unlink()
     make_store(restored.file)
     for of, at_s in (("shop", time.time() + 1000), ("broker", time.time() + later_s)):
-        log = FileLog(field.log_folder, "orders-1", segment_size=65536, wall=lambda: at_s)  # noqa: B023 — used here
-        gtrid = Gtrid("orders-1", log.log_id, log.incarnation, 1).encode()
-        log.decide(Decision(gtrid, (Branch(of, Xid(FORMAT_ID, gtrid, of.encode())),)))
-        log.end(gtrid)
-        log.close()
+        carried_out(field, of, at_s)
 
     code, checks = restored.check(xabridge)
     assert code == 1
@@ -448,11 +444,7 @@ def test_a_store_at_rest_fits_a_log_that_went_on_elsewhere(restored: Set, xabrid
     """Decisions that did not concern it, and those that it has taken part in before it was changed last."""
     field = restored.field
     for of, at_s in (("broker", time.time() - 1000), ("shop", time.time() + 1000)):
-        log = FileLog(field.log_folder, "orders-1", segment_size=65536, wall=lambda: at_s)  # noqa: B023 — used here
-        gtrid = Gtrid("orders-1", log.log_id, log.incarnation, 1).encode()
-        log.decide(Decision(gtrid, (Branch(of, Xid(FORMAT_ID, gtrid, of.encode())),)))
-        log.end(gtrid)
-        log.close()
+        carried_out(field, of, at_s)
     code, checks = restored.check(xabridge)
     assert code == 0, checks
 
@@ -495,8 +487,17 @@ def make_store(file: Path) -> None:
     store.close()
 
 
+def carried_out(field: Field, of: str, at_s: float) -> None:
+    """The log carries out a decision on one resource at that time."""
+    log = FileLog(field.log_folder, "orders-1", segment_size=65536, wall=lambda: at_s)
+    gtrid = Gtrid("orders-1", log.log_id, log.incarnation, 1).encode()
+    log.decide(Decision(gtrid, (Branch(of, Xid(FORMAT_ID, gtrid, of.encode())),)))
+    log.end(gtrid)
+    log.close()
+
+
 def leave_a_write_ahead_log(file: Path) -> None:
-    """As a process does that is killed."""
+    """Leaves what a process leaves that is killed."""
     program = (
         "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('PRAGMA journal_mode = WAL').fetchall(); "
         "c.execute('CREATE TABLE more (x)'); c.commit(); os._exit(0)"
