@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import pytest
@@ -25,7 +25,8 @@ from tm.sequences import AHEAD
 from xa import Code
 from xabridge.testing.reference import DecidingStore, Fate
 
-KINDS = ("file", "sqlite", "postgresql", "decider", "database that decides")
+RUN_OUT: Final = "UPDATE xabridge_node SET lease_until = 0"
+KINDS: Final = ("file", "sqlite", "postgresql", "decider", "database that decides")
 
 
 class Files:
@@ -54,17 +55,23 @@ class Files:
             path.unlink()
 
 
-class Decider(Files):
-    """A database that decides, in a file; the leases in the copy have run out when it is restored."""
+class SqlFile(Files):
+    """A database in a file; `run_out` is the statement after which the leases in the restored copy have run out, as
+    those of yesterday's copy have."""
+
+    def __init__(self, folder: Path, name: str, run_out: str) -> None:
+        super().__init__(folder, f"{name}*")
+        self._file = folder / name
+        self._run_out = run_out
 
     def restore(self) -> None:
         super().restore()
-        with closing(sqlite3.connect(self._folder / "decider.db")) as connection, connection:
-            connection.execute("UPDATE xabridge_owner SET until = 0")
+        with closing(sqlite3.connect(self._file)) as connection, connection:
+            connection.execute(self._run_out)
 
 
 class Rows:
-    """The rows of a log in PostgreSQL."""
+    """The rows of a log in PostgreSQL; the lease in the restored copy has run out."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -83,6 +90,7 @@ class Rows:
                 for row in rows:
                     values = sql.SQL(", ").join(map(sql.Literal, row))
                     connection.execute(sql.SQL("INSERT INTO {} VALUES ({})").format(sql.Identifier(name), values))
+            connection.execute(RUN_OUT)
 
 
 class Store:
@@ -150,7 +158,8 @@ def older(request: pytest.FixtureRequest, shop: Shop, tmp_path: Path) -> Older:
     if kind == "database that decides":
         deciding = {"d": ResourceConfig(f"decider+sqlite:///{tmp_path}/decider.db", mode="decider")}
         resources = {name: shop.config(name) for name in "ab"} | deciding
-        return Older(shop, lambda: shop.open(resources=resources, log=None), Decider(tmp_path, "decider.db*"))
+        place = SqlFile(tmp_path, "decider.db", "UPDATE xabridge_owner SET until = 0")
+        return Older(shop, lambda: shop.open(resources=resources, log=None), place)
 
     if kind == "postgresql":
         postgres: Postgres = request.getfixturevalue("postgres")
@@ -158,7 +167,7 @@ def older(request: pytest.FixtureRequest, shop: Shop, tmp_path: Path) -> Older:
         return Older(shop, lambda: shop.open(log=open_log(url, "orders-1")), Rows(url))
     if kind == "sqlite":
         url = f"sqlite:///{tmp_path}/log.db"
-        return Older(shop, lambda: shop.open(log=open_log(url, "orders-1")), Files(tmp_path, "log.db*"))
+        return Older(shop, lambda: shop.open(log=open_log(url, "orders-1")), SqlFile(tmp_path, "log.db", RUN_OUT))
     url = f"file://{tmp_path}/log"
     return Older(shop, lambda: shop.open(log=open_log(url, "orders-1")), Files(tmp_path / "log", "*"))
 
