@@ -8,7 +8,9 @@
 
 `next_event` reads one frame at a time, so that a caller who has other peers to serve can stop at any event and go on
 later. What the peer does wrong is answered here, as the specification says: the link, the session or the connection is
-ended with the error, and an event says that. After `ConnectionClosed` nothing more is read.
+ended with the error, and an event says that. After `ConnectionClosed` nothing more is read. A caller who has outcomes
+of earlier messages on their way `answers_errors` itself: it sends them, and then detaches, ends or closes with the
+error of the event. Meanwhile nothing more is read of what has failed.
 
 Either end may open. The one that accepts connections waits for the peer's header, and answers what the events say. An
 open, a begin and an attach of the peer have to be answered before the next event is asked for: what the peer sent
@@ -63,7 +65,7 @@ them, until their sessions and links are gone."""
 MIN_IDLE_MS: Final = 200
 """The shortest time-out that a peer may ask for: it gets a heartbeat four times as often."""
 OPENED: Final = ConnectionState.OPENED
-_DEAF: Final = frozenset({ConnectionState.CLOSE_RCVD, ConnectionState.END})
+_DEAF: Final = frozenset({ConnectionState.CLOSE_RCVD, ConnectionState.FAILED, ConnectionState.END})
 """Where nothing of the peer is read any more."""
 _BEGUN_BY_PEER: Final = frozenset({SessionState.MAPPED, SessionState.BEGIN_RCVD})
 _ENDED_BY_PEER: Final = frozenset({SessionState.END_RCVD, SessionState.END_EARLY})
@@ -76,7 +78,7 @@ _BEFORE_OPEN: Final = frozenset(
 class Connection:
     """One end of a connection. `window` is how many transfers a session may have on their way to us; `handle_max` and
     `channel_max` bound what the peer may use; `idle_timeout_ms` is how long the peer may be silent, 0 for as long as
-    it likes."""
+    it likes. `answers_errors`: the caller says to the peer what has failed because of it."""
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class Connection:
         handle_max: int = 1023,
         window: int = 2048,
         idle_timeout_ms: int = 0,
+        answers_errors: bool = False,
     ) -> None:
         self.state = ConnectionState.START
         self.container = container
@@ -96,6 +99,7 @@ class Connection:
         self.channel_max = channel_max
         self.handle_max = handle_max
         self.window = window
+        self.answers_errors = answers_errors
         self.remote: Open | None = None
         self.max_body = MIN_MAX_FRAME_SIZE - FRAME_HEADER
         """Octets of the body of a frame that we send."""
@@ -206,12 +210,12 @@ class Connection:
     @property
     def ended(self) -> bool:
         """Whether nothing of the peer is read any more; there may be an event that says so."""
-        return self.state is ConnectionState.END
+        return self.state is ConnectionState.END or self.state is ConnectionState.FAILED
 
     @property
     def owes_close(self) -> bool:
-        """Whether the peer has closed the connection, and is not answered yet."""
-        return self.state is ConnectionState.CLOSE_RCVD
+        """Whether the peer has closed the connection, or it has failed, and our close is not sent yet."""
+        return self.state is ConnectionState.CLOSE_RCVD or self.state is ConnectionState.FAILED
 
     @property
     def finished(self) -> bool:
@@ -278,11 +282,16 @@ class Connection:
         """Closes the connection, or answers the peer's close. Without effect when we have closed it."""
         if self.state in _BEFORE_OPEN or self.state is ConnectionState.OPEN_RCVD:
             self.open()
-        if self.state in {*_MAY_BEGIN, ConnectionState.CLOSE_RCVD}:
+        if self.state in {*_MAY_BEGIN, ConnectionState.CLOSE_RCVD, ConnectionState.FAILED}:
             self._lose_sessions()
             verb = ConnectionVerb.SEND_CLOSE if error is None else ConnectionVerb.SEND_ERROR
             self.state = advance(CONNECTION, self.state, verb)
             self._send(Close(error))
+
+    def fail(self) -> None:
+        """Nothing of the peer is read any more, and `close` follows. Without effect where it is not open."""
+        if self.state is OPENED:
+            self.state = advance(CONNECTION, self.state, ConnectionVerb.FAIL)
 
     def lose(self) -> None:
         """The transport is gone."""
@@ -362,7 +371,10 @@ class Connection:
             if error.scope is Scope.CONNECTION:
                 raise
             error_sent = Error(error.condition, error.description)
-            session.end(error_sent)
+            if self.answers_errors:
+                session.fail()
+            else:
+                session.end(error_sent)
             self._events.append(SessionEnded(session, error_sent, by_peer=False))
 
     def _received_in(self, session: Session, performative: Performative, octets: bytes) -> None:
@@ -443,13 +455,19 @@ class Connection:
         """Ends the connection because of what the peer did. It is not listened to any more: a peer that can't keep to
         the protocol may not get to a close either."""
         sent_error = Error(error.condition, error.description)
+        if self.answers_errors and self.state is OPENED:
+            self.fail()
+        else:
+            self._end_with(sent_error)
+        self._events.append(ConnectionClosed(sent_error, by_peer=False))
+
+    def _end_with(self, error: Error) -> None:
         if self._reader.started:
-            self.close(sent_error)
+            self.close(error)
         elif self.state is ConnectionState.START:  # a peer without AMQP 1.0 is sent the header that we speak (2.2)
             self._send_header()
         self._lose_sessions()
         self.state = advance(CONNECTION, self.state, ConnectionVerb.LOSE)
-        self._events.append(ConnectionClosed(sent_error, by_peer=False))
 
     # -- sessions
     def _new_session(self) -> Session:

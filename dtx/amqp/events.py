@@ -22,7 +22,8 @@ class ConnectionOpened:
 
 @dataclass(slots=True)
 class ConnectionClosed:
-    """The connection is closed: by the peer, or because of what it did (then our close is sent already)."""
+    """The connection is closed: by the peer, or because of what it did. Then our close is sent already, unless the
+    caller answers errors. The same holds for the other events that have `by_peer`."""
 
     error: Error | None
     by_peer: bool
@@ -37,7 +38,7 @@ class SessionBegun:
 
 @dataclass(slots=True)
 class SessionEnded:
-    """A session ended: by the peer (answer with `Session.end`), or because of what it did (our end is sent)."""
+    """A session ended: by the peer (answer with `Session.end`), or because of what it did."""
 
     session: Session
     error: Error | None
@@ -53,8 +54,8 @@ class LinkAttached:
 
 @dataclass(slots=True)
 class LinkDetached:
-    """A link was detached: by the peer (answer with `Link.detach`), or because of what it did (our detach is sent).
-    `closed` says whether for good."""
+    """A link was detached: by the peer (answer with `Link.detach`), or because of what it did. `closed` says whether
+    for good."""
 
     link: Link
     error: Error | None

@@ -149,6 +149,15 @@ class Link:
         if self.state is LinkState.GONE:
             self.session.free_link(self)
 
+    def fail(self) -> None:
+        """Nothing but the peer's detach is read of it any more, and `detach` follows."""
+        self.state = advance(LINK, self.state, LinkVerb.FAIL)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has failed because of what the peer did, and our detach is not sent."""
+        return self.state is LinkState.FAILED
+
     def received_attach(self, attach: Attach) -> None:
         """The peer attached it, or answered our attach."""
         self.state = advance(LINK, self.state, LinkVerb.RECEIVE_ATTACH)

@@ -114,6 +114,8 @@ _NO_PROPERTIES: Final = bytes((0x00, 0x53, PROPERTIES, 0x45))
 _ABOUT_DELIVERY: Final = b"x-opt-delivery-"
 _LATEST_MS: Final = 253_402_300_799_999
 """The end of the year 9999."""
+_PASSED_MS: Final = 1
+"""For what has expired before the epoch, since 0 stands for nothing."""
 _EXPIRY: Final = 8
 _GROUP: Final = 10
 """The places of absolute-expiry-time and group-id among the properties."""
@@ -293,7 +295,8 @@ def _milliseconds(name: str, value: Value) -> int:
 
 
 def _read_properties(octets: bytes, start: int) -> tuple[int, str]:
-    """The absolute-expiry-time and the group-id; nothing else is decoded."""
+    """The absolute-expiry-time and the group-id; nothing else is decoded. A time before 1970 has passed, and 0 says
+    nothing, as some clients write it."""
     at, stop, count = list_head(octets, start, len(octets))
     if count <= _EXPIRY:
         return 0, ""
@@ -302,12 +305,12 @@ def _read_properties(octets: bytes, start: int) -> tuple[int, str]:
     expires_ms, group = 0, ""
     value, at = decode_from(octets, at, stop)
     if type(value) is Timestamp:
-        expires_ms = min(int(value), _LATEST_MS)
+        expires_ms = min(int(value), _LATEST_MS) if value >= 0 else _PASSED_MS
     if count > _GROUP:
         value, _ = decode_from(octets, skip(octets, at, stop), stop)
         if type(value) is str:
             group = value
-    return max(0, expires_ms), group
+    return expires_ms, group
 
 
 def with_header(octets: bytes, header: Header, *, delivery_count: int, ttl_ms: int | None) -> bytes:

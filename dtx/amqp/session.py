@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from dtx.amqp.performatives import Performative
 
 MAPPED: Final = SessionState.MAPPED
-_SENDING: Final = frozenset({SessionState.BEGIN_SENT, MAPPED})
+_SENDING: Final = frozenset({SessionState.BEGIN_SENT, MAPPED, SessionState.FAILED})
+_DISPOSING: Final = frozenset({MAPPED, SessionState.FAILED})
 FOUND: Final = 64
 LOOKED_AT: Final = 512
 """What the peer says of thousands of deliveries is done in steps, so that others have their turn: each step is an event
@@ -109,6 +110,10 @@ class Session:
         self._write(End(error))
         if self.state is SessionState.ENDED:
             self.connection.free_session(self)
+
+    def fail(self) -> None:
+        """Nothing but the peer's end is read of it any more, and `end` follows."""
+        self.state = advance(SESSION, self.state, SessionVerb.FAIL)
 
     def sender(self, name: str) -> SenderLink:
         """A new link on which we send; `attach` it. ValueError when the name is in use, or the peer takes no more."""
@@ -198,7 +203,7 @@ class Session:
 
     def _write_disposition(self) -> None:
         pending, self._disposition = self._disposition, None
-        if pending is not None and self.state is MAPPED:
+        if pending is not None and self.state in _DISPOSING:
             first, last, state, receiver, settled = pending
             body = disposition_body(first, last, state, receiver=receiver, settled=settled)
             if len(body) > self.connection.max_body:
@@ -422,7 +427,10 @@ class Session:
                 if error.scope is not Scope.LINK:
                     raise
                 error_sent = Error(error.condition, error.description)
-                link.detach(error=error_sent)
+                if self.connection.answers_errors:
+                    link.fail()
+                else:
+                    link.detach(error=error_sent)
                 events.append(LinkDetached(link, error_sent, closed=True, by_peer=False))
 
     def received_delivery_id(self, number: int) -> None:

@@ -1,8 +1,9 @@
 """The state tables of an AMQP 1.0 endpoint: connection, session, link and delivery.
 
-The specification names the states of connections (2.4.6), sessions (2.5.5) and links (2.6.3 to 2.6.6); deliveries are
-ours. "Send" is what this endpoint does, "receive" what the peer does. What has no row is an error of the end that did
-it: of the peer (`dtx.amqp.conditions.ProtocolError`), or of our caller.
+The specification names the states of connections (2.4.6), sessions (2.5.5) and links (2.6.3 to 2.6.6). Deliveries are
+ours, and so is FAILED, for a caller who sends what it owes the peer before the error. "Send" is what this endpoint
+does, "receive" what the peer does. What has no row is an error of the end that did it: of the peer
+(`dtx.amqp.conditions.ProtocolError`), or of our caller.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class ConnectionState(Member):
     OPEN_SENT = "our open is sent"
     CLOSE_PIPE = "our open and close are sent"
     OPENED = "open"
+    FAILED = "nothing of the peer is read any more, and our close with the error is not sent"
     CLOSE_RCVD = "the peer's close is here"
     CLOSE_SENT = "our close is sent"
     DISCARDING = "our close with an error is sent, and everything but the peer's close is ignored"
@@ -59,6 +61,7 @@ class ConnectionVerb(Member):
     SEND_ERROR = "send close with an error"
     RECEIVE_CLOSE = "receive close"
     RECEIVE_OTHER = "receive a frame of a session"
+    FAIL = "fail, because of what the peer did, or at the caller's wish"
     LOSE = "lose the transport"
 
 
@@ -80,15 +83,16 @@ _CONNECTION_ROWS: Final = (
     Row(_CV.SEND_CLOSE, OK, (_C.OPEN_PIPE,), _C.OC_PIPE, "2.4.6"),
     Row(_CV.SEND_CLOSE, OK, (_C.OPEN_SENT,), _C.CLOSE_PIPE, "2.4.6"),
     Row(_CV.SEND_CLOSE, OK, (_C.OPENED,), _C.CLOSE_SENT, "2.4.6"),
-    Row(_CV.SEND_CLOSE, OK, (_C.CLOSE_RCVD,), _C.END, "2.4.6"),
+    Row(_CV.SEND_CLOSE, OK, (_C.CLOSE_RCVD, _C.FAILED), _C.END, "2.4.6"),
     Row(_CV.SEND_ERROR, OK, (_C.OPEN_PIPE,), _C.OC_PIPE, "2.4.6"),
     Row(_CV.SEND_ERROR, OK, (_C.OPEN_SENT, _C.OPENED), _C.DISCARDING, "2.4.6"),
-    Row(_CV.SEND_ERROR, OK, (_C.CLOSE_RCVD,), _C.END, "2.4.6"),
+    Row(_CV.SEND_ERROR, OK, (_C.CLOSE_RCVD, _C.FAILED), _C.END, "2.4.6"),
     Row(_CV.RECEIVE_CLOSE, OK, (_C.OPENED,), _C.CLOSE_RCVD, "2.4.6"),
     Row(_CV.RECEIVE_CLOSE, OK, (_C.CLOSE_SENT, _C.DISCARDING), _C.END, "2.4.6"),
     Row(_CV.RECEIVE_OTHER, OK, (_C.OPENED,), _C.OPENED, "2.4.5"),
     Row(_CV.RECEIVE_OTHER, OK, (_C.CLOSE_SENT,), _C.CLOSE_SENT, "2.4.3"),
     Row(_CV.RECEIVE_OTHER, OK, (_C.DISCARDING,), _C.DISCARDING, "2.4.3"),
+    Row(_CV.FAIL, OK, (_C.OPENED,), _C.FAILED, "design: what is owed goes before the error"),
     Row(_CV.LOSE, OK, tuple(_C), _C.END, "2.4.6"),
 )
 CONNECTION: Final = Machine(
@@ -109,6 +113,7 @@ class SessionState(Member):
     BEGIN_SENT = "our begin is sent"
     BEGIN_RCVD = "the peer's begin is here"
     MAPPED = "begun by both sides"
+    FAILED = "everything but the peer's end is ignored, and our end with the error is not sent"
     END_SENT = "our end is sent"
     END_RCVD = "the peer's end is here"
     END_EARLY = "the peer's begin and end are here, and our begin is not sent"
@@ -125,6 +130,7 @@ class SessionVerb(Member):
     SEND_ERROR = "send end with an error"
     RECEIVE_END = "receive end"
     RECEIVE_OTHER = "receive a frame of the session"
+    FAIL = "fail, because of what the peer did"
     LOSE = "lose the connection"
 
 
@@ -135,16 +141,18 @@ _SESSION_ROWS: Final = (
     Row(_SV.SEND_BEGIN, OK, (_S.END_EARLY,), _S.END_RCVD, "2.5.5"),
     Row(_SV.RECEIVE_BEGIN, OK, (_S.UNMAPPED,), _S.BEGIN_RCVD, "2.5.5"),
     Row(_SV.RECEIVE_BEGIN, OK, (_S.BEGIN_SENT,), _S.MAPPED, "2.5.5"),
-    Row(_SV.SEND_END, OK, (_S.MAPPED,), _S.END_SENT, "2.5.5"),
+    Row(_SV.SEND_END, OK, (_S.MAPPED, _S.FAILED), _S.END_SENT, "2.5.5"),
     Row(_SV.SEND_END, OK, (_S.END_RCVD,), _S.ENDED, "2.5.5"),
-    Row(_SV.SEND_ERROR, OK, (_S.MAPPED,), _S.DISCARDING, "2.5.5"),
+    Row(_SV.SEND_ERROR, OK, (_S.MAPPED, _S.FAILED), _S.DISCARDING, "2.5.5"),
     Row(_SV.SEND_ERROR, OK, (_S.END_RCVD,), _S.ENDED, "2.5.5"),
-    Row(_SV.RECEIVE_END, OK, (_S.MAPPED,), _S.END_RCVD, "2.5.5"),
+    Row(_SV.RECEIVE_END, OK, (_S.MAPPED, _S.FAILED), _S.END_RCVD, "2.5.5"),
     Row(_SV.RECEIVE_END, OK, (_S.BEGIN_RCVD,), _S.END_EARLY, "2.5.5"),
     Row(_SV.RECEIVE_END, OK, (_S.END_SENT, _S.DISCARDING), _S.ENDED, "2.5.5"),
     Row(_SV.RECEIVE_OTHER, OK, (_S.MAPPED,), _S.MAPPED, "2.5.5"),
     Row(_SV.RECEIVE_OTHER, OK, (_S.END_SENT,), _S.END_SENT, "2.5.4"),
     Row(_SV.RECEIVE_OTHER, OK, (_S.DISCARDING,), _S.DISCARDING, "2.5.4"),
+    Row(_SV.RECEIVE_OTHER, OK, (_S.FAILED,), _S.FAILED, "2.5.4"),
+    Row(_SV.FAIL, OK, (_S.MAPPED,), _S.FAILED, "design: what is owed goes before the error"),
     Row(_SV.LOSE, OK, tuple(_S), _S.ENDED, "2.5.5"),
 )
 SESSION: Final = Machine(
@@ -160,6 +168,7 @@ class LinkState(Member):
     ATTACH_SENT = "our attach is sent"
     ATTACH_RCVD = "the peer's attach is here"
     ATTACHED = "attached by both sides"
+    FAILED = "everything but the peer's detach is ignored, and our detach with the error is not sent"
     DETACH_SENT = "our detach is sent, and everything but the peer's detach is ignored"
     DETACH_RCVD = "the peer's detach is here"
     GONE = "detached by both sides, or gone with its session"
@@ -173,6 +182,7 @@ class LinkVerb(Member):
     SEND_DETACH = "send detach"
     RECEIVE_DETACH = "receive detach"
     RECEIVE_OTHER = "receive a frame of the link"
+    FAIL = "fail, because of what the peer did"
     LOSE = "lose the session"
 
 
@@ -183,12 +193,14 @@ _LINK_ROWS: Final = (
     Row(_LV.RECEIVE_ATTACH, OK, (_L.DETACHED,), _L.ATTACH_RCVD, "2.6.3"),
     Row(_LV.RECEIVE_ATTACH, OK, (_L.ATTACH_SENT,), _L.ATTACHED, "2.6.3"),
     Row(_LV.RECEIVE_ATTACH, OK, (_L.DETACH_SENT,), _L.DETACH_SENT, "2.6.3"),
-    Row(_LV.SEND_DETACH, OK, (_L.ATTACH_SENT, _L.ATTACHED), _L.DETACH_SENT, "2.6.6"),
+    Row(_LV.SEND_DETACH, OK, (_L.ATTACH_SENT, _L.ATTACHED, _L.FAILED), _L.DETACH_SENT, "2.6.6"),
     Row(_LV.SEND_DETACH, OK, (_L.DETACH_RCVD,), _L.GONE, "2.6.6"),
-    Row(_LV.RECEIVE_DETACH, OK, (_L.ATTACHED,), _L.DETACH_RCVD, "2.6.6"),
+    Row(_LV.RECEIVE_DETACH, OK, (_L.ATTACHED, _L.FAILED), _L.DETACH_RCVD, "2.6.6"),
     Row(_LV.RECEIVE_DETACH, OK, (_L.DETACH_SENT,), _L.GONE, "2.6.6"),
     Row(_LV.RECEIVE_OTHER, OK, (_L.ATTACHED,), _L.ATTACHED, "2.6.7"),
     Row(_LV.RECEIVE_OTHER, OK, (_L.DETACH_SENT,), _L.DETACH_SENT, "2.6.5"),
+    Row(_LV.RECEIVE_OTHER, OK, (_L.FAILED,), _L.FAILED, "2.6.5"),
+    Row(_LV.FAIL, OK, (_L.ATTACHED,), _L.FAILED, "design: what is owed goes before the error"),
     Row(_LV.LOSE, OK, tuple(_L), _L.GONE, "2.6.4"),
 )
 LINK: Final = Machine("link", LinkState, LinkVerb, _L.DETACHED, _LINK_ROWS, refusals(_L, _LV, _LINK_ROWS))

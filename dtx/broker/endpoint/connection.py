@@ -120,11 +120,13 @@ class BrokerConnection:
             handle_max=2 * limits.links - 1,  # links that were refused are there until the peer has detached them
             window=WINDOW,
             idle_timeout_ms=int(container.settings.idle_timeout_s * 1000),
+            answers_errors=True,
         )
         self.room = OutputRoom(container, self, self._endpoint, self._wake)
         self.partial_octets = 0
         """Octets of messages of which more is to come."""
         self.unanswered: list[Callable[[Refusal | None], None]] = []
+        self.outcomes_due: list[Callable[[Refusal | None], None]] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             ConnectionOpened: self._on_open,
             ConnectionClosed: self._on_close,
@@ -245,13 +247,28 @@ class BrokerConnection:
             self.container.touch(self)
 
     def close_for(self, error: Error) -> None:
-        """Closes the connection with this error."""
+        """Closes the connection with this error, behind the outcomes of the messages that were taken before."""
         if self.state is SERVED:
-            self.state = advance(SERVICE, self.state, ServiceVerb.CLOSE)
-            self._forget_name()
-            self._end_sessions(in_order=True)
+            self._endpoint.fail()
+            self._close_behind_outcomes(error, in_order=True)
+
+    def _close_behind_outcomes(self, error: Error | None, *, in_order: bool) -> None:
+        self.state = advance(SERVICE, self.state, ServiceVerb.CLOSE)
+        self._forget_name()
+
+        def close() -> None:
+            self._end_sessions(in_order=in_order)
             self._endpoint.close(error)
-            self.container.touch(self)
+
+        self._after_outcomes(close)
+
+    def _after_outcomes(self, act: Callable[[], None]) -> None:
+        """Calls `act` when the outcomes of the messages are sent that are on their way to their queues: a sender that
+        did not get one would send its message a second time."""
+        if self.outcomes_due:
+            self.outcomes_due.append(lambda _: self._answer(act))
+        else:
+            self._answer(act)
 
     def lost(self) -> None:
         """The peer is gone. What it held is free; prepared branches are as they were."""
@@ -305,6 +322,9 @@ class BrokerConnection:
                 del self.container.named[self._name]
 
     def _on_close(self, event: ConnectionClosed) -> None:
+        if not event.by_peer:
+            self._close_behind_outcomes(event.error, in_order=False)
+            return
         self.state = advance(SERVICE, self.state, ServiceVerb.CLOSE)
         self._forget_name()
         error = _error_in(self.links.values())
@@ -343,11 +363,21 @@ class BrokerConnection:
 
     def _on_end(self, event: SessionEnded) -> None:
         session = self.sessions.get(event.session)
+        if not event.by_peer:
+            self._after_outcomes(partial(self._end_failed, event))
+            return
         error = None
         if session is not None:
             error = _error_in(session.links.values())
             self._end_session(session, in_order=_in_order(event))
         self._answer_later(partial(event.session.end, error))
+
+    def _end_failed(self, event: SessionEnded) -> None:
+        """A session has failed because of what the peer did."""
+        session = self.sessions.get(event.session)
+        if session is not None:
+            self._end_session(session, in_order=False)
+        event.session.end(event.error)
 
     def _end_session(self, session: Session, *, in_order: bool) -> None:
         """The session's links and what they hold are let go; control links first, as they decide."""
@@ -389,6 +419,10 @@ class BrokerConnection:
     def _on_detach(self, event: LinkDetached) -> None:
         link = self.links.get(event.link)
         error = None
+        if link is not None and event.link.failed and event.error is not None:
+            link.detach(Refusal(event.error.condition, event.error.description or "", Code.XAER_INVAL))
+            return
+
         if link is not None:
             error = _error_in([link])
             if _in_order(event) and not event.closed and link.outlives_detach and self._may_suspend():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.amqp.messages import NO_FACTS, check_sections, read_facts, read_header, with_header
+from dtx.amqp.messages import NO_FACTS, check_sections, read_destination, read_facts, read_header, with_header
 from dtx.broker.endpoint.link import FATAL, ReceivingLink, refusal_of
 from dtx.broker.queues.entry import Entry
 from dtx.broker.queues.payloads import with_format
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 
 LONGEST_GROUP: Final = 128
+
+
+def _destination(octets: bytes) -> str:
+    """Where a message says that it goes, for people; "" where it does not say, or can't be read."""
+    try:
+        return read_destination(octets)[0] or ""
+    except WireError:
+        return ""
 
 
 def name_of_group(group_id: str) -> str:
@@ -101,14 +109,15 @@ class IncomingLink(ReceivingLink):
                     self.answer(delivery, state)
             elif settled:
                 self.connection.unanswered = self._resource.turn.answers
-                self._outside.post(
-                    entry, partial(self._relayed_settled, delivery) if self._relays else self._stored_settled
-                )
+                relayed = partial(self._relayed_settled, delivery, entry.queue.name)
+                self._outside.post(entry, relayed if self._relays else self._stored_settled)
             else:
                 self._on_their_way += 1
+                self.connection.outcomes_due = self._resource.turn.answers
                 self._outside.post(entry, partial(self._posted, self.wait(delivery)))
         except (RefusedError, WireError) as error:
-            self._refused(delivery, context, refusal_of(error), settled=settled)
+            to = _destination(octets) if self._relays and settled else ""
+            self._refused(delivery, context, refusal_of(error), settled=settled, to=to)
 
     def _queue_with_room(self, octets: bytes) -> Queue:
         queue = self._queue_for(octets)
@@ -150,7 +159,13 @@ class IncomingLink(ReceivingLink):
         return Entry(queue, self._resource.number(), len(octets), expires_ms, octets, due_ms=due_ms, group=group)
 
     def _refused(
-        self, delivery: IncomingDelivery, context: WorkContext | None, refusal: Refusal, *, settled: bool
+        self,
+        delivery: IncomingDelivery,
+        context: WorkContext | None,
+        refusal: Refusal,
+        *,
+        settled: bool,
+        to: str = "",
     ) -> None:
         """A message can't be taken: a peer that sent it unsettled gets the outcome, and may still discharge the
         transaction; who sent it settled may not, and outside of a transaction it is lost."""
@@ -161,7 +176,7 @@ class IncomingLink(ReceivingLink):
         elif context is not None:
             context.refuse_success(refusal)
         else:
-            self.lose_settled(refusal)
+            self.lose_settled(refusal, to)
             fatal = fatal or self._relays
         if fatal:
             self.detach_for(delivery, refusal)
@@ -190,10 +205,10 @@ class IncomingLink(ReceivingLink):
             if refusal.condition in FATAL:
                 self.detach(refusal)
 
-    def _relayed_settled(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
+    def _relayed_settled(self, delivery: IncomingDelivery, to: str, refusal: Refusal | None) -> None:
         """The same on a link without an address."""
         if refusal is not None:
-            self._refused(delivery, None, refusal, settled=True)
+            self._refused(delivery, None, refusal, settled=True, to=to)
 
     def _posted(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
         self._on_their_way -= 1

@@ -58,6 +58,8 @@ class LinkConnection(ServedConnection, Protocol):
     unanswered: list[Callable[[Refusal | None], None]]
     """What is called when the last message is in its queue that was sent settled, outside of transactions; empty when
     it is."""
+    outcomes_due: list[Callable[[Refusal | None], None]]
+    """The same of messages that were sent unsettled: with their outcomes."""
 
     def detach(self, link: Link, refusal: Refusal) -> None:
         """Closes a link with an error."""
@@ -436,15 +438,15 @@ class ReceivingLink(Link, ABC):
         """Closes the link with an error that says for which message."""
         self.detach(replace(refusal, delivery_tag=delivery.tag))
 
-    def lose_settled(self, refusal: Refusal) -> None:
+    def lose_settled(self, refusal: Refusal, to: str = "") -> None:
         """A message that was sent settled, outside of a transaction, is not taken: no outcome can tell its sender, so
-        that it is counted, and logged."""
+        that it is counted, and logged. `to`: where it says that it goes, on a link without an address."""
         self.container.settled_and_refused += 1
         self.container.lines.warn(
             "%s, %s: a message to %s was sent settled and is not taken, so that it is lost: %s",
             self.peer,
             self.user,
-            self.address or "no address",
+            self.address or to or "no address",
             refusal.description,
             user=self.connection.identity,
         )

@@ -56,11 +56,7 @@ class Stranger:
 
     def attach(self, handle: int, target: Any = None, source: Any = None, *, receiver: bool = False) -> None:
         """Attaches a link; the other terminus is empty."""
-        source = source if source is not None else Described(Ulong(0x28), [])
-        target = target if target is not None else Described(Ulong(0x29), [])
-        count = None if receiver else Uint(0)
-        link = [f"link-{handle}", Uint(handle), receiver, None, None, source, target, None, None, count]
-        self.say(frame(ATTACH, link))
+        self.say(frame(ATTACH, attach_fields(target, source, handle, receiver=receiver)))
 
     def transfer(self, handle: int, number: int, payload: bytes, *, settled: bool | None = None) -> None:
         """Sends a message."""
@@ -84,6 +80,14 @@ class Stranger:
         """Is gone, without a word."""
         self.server.lost()
         self.listen()
+
+
+def attach_fields(target: Any = None, source: Any = None, handle: int = 0, *, receiver: bool = False) -> list[Any]:
+    """The fields of an attach; a terminus that is not given is empty."""
+    source = source if source is not None else Described(Ulong(0x28), [])
+    target = target if target is not None else Described(Ulong(0x29), [])
+    count = None if receiver else Uint(0)
+    return [f"link-{handle}", Uint(handle), receiver, None, None, source, target, None, None, count]
 
 
 def node(address: str | None) -> Described:

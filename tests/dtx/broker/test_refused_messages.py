@@ -17,11 +17,13 @@ from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong
 from dtx.broker.access.rate_limited_log import MOST
 from dtx.broker.settings import Limits, QueueSettings, Settings
 from dtx.protocol.commands import CONTROL, Declare, Discharge
+from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import ACCEPTED, REJECTED
 from dtx.store.contract import StoreFull
 from tests.dtx.amqp.described import items_of
 from tests.dtx.broker.peer import Coordinator, Peer, World, condition_of, frame
 from tests.dtx.broker.strangers import (
+    ATTACH,
     BEGIN,
     CLOSE,
     DETACH,
@@ -29,6 +31,7 @@ from tests.dtx.broker.strangers import (
     END,
     TRANSFER,
     Stranger,
+    attach_fields,
     closed_with,
     connected,
     coordinator,
@@ -36,6 +39,7 @@ from tests.dtx.broker.strangers import (
     said,
     source,
 )
+from xa import Code
 
 GARBAGE = b"\xff no message"
 
@@ -76,7 +80,8 @@ def test_a_settled_message_that_can_not_be_routed_detaches_the_anonymous_terminu
     assert condition == expected[why]
     assert info[Symbol("delivery-tag")] == (7).to_bytes(4, "big")
     assert world.container.settled_and_refused == 1
-    assert "is not taken" in caplog.text
+    to = {"full": "full", "unknown": "nowhere", "garbage": "no address"}[why]
+    assert f"a message to {to} was sent settled and is not taken" in caplog.text
 
 
 def test_an_unsettled_message_that_can_not_be_routed_is_rejected_and_the_link_goes_on() -> None:
@@ -152,7 +157,9 @@ def test_a_settled_message_that_is_refused_is_counted_and_logged(caplog: pytest.
 
 
 @pytest.mark.parametrize("anonymous", [False, True])
-def test_a_settled_message_that_the_store_refuses_is_counted(*, anonymous: bool) -> None:
+def test_a_settled_message_that_the_store_refuses_is_counted(
+    caplog: pytest.LogCaptureFixture, *, anonymous: bool
+) -> None:
     """A full disk is known only when the message is written."""
     world = World()
     stranger = connected(world)
@@ -163,6 +170,7 @@ def test_a_settled_message_that_the_store_refuses_is_counted(*, anonymous: bool)
     assert world.container.settled_and_refused == 1
     detached = said(stranger.told(), DETACH)
     assert [error_of(fields)[1][Symbol("delivery-tag")] for fields in detached] == [b"\0\0\0\1"] * anonymous
+    assert "a message to q was sent settled" in caplog.text
 
 
 def test_a_message_that_closes_its_link_is_named_in_the_error(world: World) -> None:
@@ -306,6 +314,102 @@ def test_an_end_that_comes_before_the_detach_is_answered_with_its_error(code: in
     assert world.queue().available == 2
     assert not slow.server.links
     assert code != DETACH or not said(answers, CLOSE)
+
+
+WRONG: dict[str, tuple[int, bytes]] = {
+    "a size that is none": (CLOSE, b"\x00\x00\x00\x04\x02\x00\x00\x00"),
+    "no performative": (CLOSE, b"\x00\x00\x00\x0a\x02\x00\x00\x00\xff\xff"),
+    "no session": (CLOSE, frame(END, [], channel=9)),
+    "no link": (END, frame(TRANSFER, [Uint(7), Uint(2), b"2", Uint(0), False], body())),
+    "a delivery twice": (END, frame(TRANSFER, [Uint(0), Uint(1), b"2", Uint(0), False], body())),
+    "a resumed delivery": (DETACH, frame(TRANSFER, [Uint(0), Uint(2), b"2", Uint(0), False, False, None, None, True])),
+}
+"""What breaks the protocol, and what the broker ends for it."""
+TWO = b"".join(frame(TRANSFER, [Uint(0), Uint(n), bytes((n,)), Uint(0), False], body()) for n in range(2))
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_the_outcomes_of_earlier_messages_go_before_what_ends_for_a_broken_protocol(why: str) -> None:
+    """The frames come together. Nothing behind the wrong one is carried out."""
+    code, octets = WRONG[why]
+    world = World()
+    slow = Slow(world)
+    slow.greet()
+    slow.attach(0, node("q"))
+    answers_to(slow)
+    slow.say(TWO + octets + frame(TRANSFER, [Uint(0), Uint(3), b"3", Uint(0), False], body()))
+    assert not {said for _, said, _ in answers_to(slow)} & {DISPOSITION, DETACH, END, CLOSE}
+
+    while world.jobs:
+        world.jobs.popleft()()
+    answers = answers_to(slow)
+    assert first_to_last(answers) == [0, 1]
+    assert [said for _, said, _ in answers if said in {DISPOSITION, DETACH, END, CLOSE}][-1] == code
+    assert closed_with(answers, code).startswith("amqp:")
+    assert world.queue().available == 2
+    assert not slow.server.links
+    assert slow.server.closed == (code == CLOSE)
+
+
+def test_another_session_goes_on_while_one_waits_to_be_ended() -> None:
+    world = World()
+    slow = Slow(world)
+    slow.greet(sessions=2)
+    slow.attach(0, node("q"))
+    slow.say(frame(ATTACH, attach_fields(node("other"), handle=1), channel=1))
+    answers_to(slow)
+    slow.say(TWO + WRONG["no link"][1])
+    slow.say(frame(TRANSFER, [Uint(1), Uint(0), b"0", Uint(0), False], body(), channel=1))
+    while world.jobs:
+        world.jobs.popleft()()
+    answers = answers_to(slow)
+    assert [channel for channel, said, _ in answers if said == END] == [0]
+    assert [channel for channel, said, _ in answers if said == DISPOSITION] == [0, 1]
+    assert world.queue("other").available == 1
+
+
+@pytest.mark.parametrize("why", ["no link", "a resumed delivery"])
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_peer_that_ends_first_gets_the_error_all_the_same(why: str, *, gone: bool) -> None:
+    """Or it is gone before the outcomes are there."""
+    code, octets = WRONG[why]
+    world = World()
+    slow = Slow(world)
+    slow.greet()
+    slow.attach(0, node("q"))
+    answers_to(slow)
+    slow.say(TWO + octets)
+
+    if gone:
+        slow.leave()
+    else:
+        slow.say(frame(code, [] if code == END else [Uint(0), True]))
+    while world.jobs:
+        world.jobs.popleft()()
+    answers = answers_to(slow)
+    assert [said for _, said, _ in answers if said in {DETACH, END, CLOSE}] == ([] if gone else [code])
+    assert gone or closed_with(answers, code).startswith("amqp:")
+    assert world.queue().available == 2
+    assert not slow.server.links
+
+
+def test_a_connection_that_an_operator_closes_has_the_outcomes_of_its_messages() -> None:
+    """What comes behind them is not taken."""
+    world = World()
+    slow = Slow(world)
+    slow.greet()
+    slow.attach(0, node("q"))
+    answers_to(slow)
+    slow.say(TWO)
+    slow.server.close(Refusal(Condition.CONNECTION_FORCED, "an operator closed the connection", Code.XAER_RMFAIL))
+    slow.transfer(0, 3, body())
+    while world.jobs:
+        world.jobs.popleft()()
+    answers = answers_to(slow)
+    assert first_to_last(answers) == [0, 1]
+    assert answers[-1][1] == CLOSE
+    assert world.queue().available == 2
+    assert slow.server.closed
 
 
 def declared(stranger: Stranger) -> bytes:

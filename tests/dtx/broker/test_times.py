@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 import pytest
 from proton import Delivery, symbol
 
+from dtx.amqp.encoding import encode
 from dtx.amqp.messages import DELIVERY_TIME
+from dtx.amqp.values import Described, Timestamp, Ulong
 from dtx.broker.broker import Broker
 from dtx.broker.queues import removals
 from dtx.broker.queues.counters import UnstoredMemory
@@ -309,6 +311,18 @@ def test_what_a_prepared_branch_holds_is_not_touched(world: World, peer: Peer, *
     assert peer.drained("q") == []
     assert peer.drained("q.dead") == ([] if commit else ["x"]), "it is judged when it comes back"
     assert len(world.disk.messages) == (0 if commit else 1)
+
+
+@pytest.mark.parametrize("expires_ms", [-1, -(2**63)])
+def test_a_time_before_1970_has_passed(world: World, peer: Peer, expires_ms: int) -> None:
+    """3.2.4: absolute-expiry-time is a timestamp, which may lie before the epoch. No one sees the message."""
+    link = peer.sender("q")
+    properties = encode(Described(Ulong(0x73), [None] * 8 + [Timestamp(expires_ms)]))
+    peer.send_octets(link, properties + encode(Described(Ulong(0x77), "x")), "m")
+    receiver = peer.receiver("q", 10)
+    world.pass_time(0.1)
+    assert peer.bodies(receiver) == []
+    assert dead(peer) == [("q", "expired")]
 
 
 def test_what_a_prepared_branch_posts_expires_when_it_is_there(world: World, peer: Peer) -> None:
