@@ -368,6 +368,16 @@ class GlobalTransaction:
         self.before, self.after = [], []
         self.block = None
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one that has it."""
+        return self.manager is INHERITED_MANAGER
+
+    def check_process(self) -> None:
+        """InheritedTransaction: this process is a fork of the one that has it."""
+        if self.manager is INHERITED_MANAGER:
+            raise InheritedTransaction(INHERITED)
+
     def end_if_left(self) -> bool:
         """Rolls back a transaction whose `with` block an interruption has left before `__exit__` could begin; whether
         it did. No one else ends such a transaction."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
 from tm.concurrency.deferred_signals import DeferredSignals, interruptible
 from tm.concurrency.uninterrupted import CallStillRunning, finish_in_thread
 from tm.concurrency.with_block import WithBlock
-from tm.errors import ManagerUnusable, ProtocolMisuse
-from tm.global_transaction import INHERITED, INHERITED_MANAGER, OVER, Lent
+from tm.errors import ProtocolMisuse
+from tm.global_transaction import INHERITED, OVER, Lent
 from tm.outcome import Reason, Verdict
 from tm.resources.enlistment import WouldWait
 from tm.two_phase.states import GlobalState
@@ -193,9 +193,8 @@ class Transaction:
         """Calls `before` when commit is asked for, while work is still possible; an exception in it makes the
         transaction rollback-only. Calls `after` with the outcome; an exception in it is logged."""
         live = self._live
+        live.check_process()
         live.check_active("register a synchronization")
-        if live.manager is INHERITED_MANAGER:
-            raise ManagerUnusable(INHERITED)
         if before is not None:
             live.before.append(before)
         if after is not None:
@@ -267,6 +266,7 @@ class Transaction:
 
     def _refuse_to_borrower(self, what: str) -> NoReturn:
         """The consumer completes this transaction, with the consumption of all messages in it."""
+        self._live.check_process()
         lent = self._live.lent
         if lent is Lent.TO_HANDLER:
             self._live.lent = Lent.MISUSED
@@ -305,6 +305,7 @@ class Transaction:
     # --- blocks -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        self._live.check_process()
         if self._live.lent is not None:
             self._refuse_to_borrower("block")
         self._live.block = WithBlock() if interruptible() else None
@@ -313,12 +314,12 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._live.state in OVER:
+        if self._live.is_inherited:
+            self._leave_inherited(error)
+        elif self._live.state in OVER:
             self._leave_block(error)
         elif error is None and not self.suspended:
             self.commit()
-        elif self._live.manager is INHERITED_MANAGER:
-            pass  # the error, or the end of the process, is reported
         elif kind is GeneratorExit:
             self._roll_back_elsewhere()
         else:
@@ -326,6 +327,7 @@ class Transaction:
             self._check_left(error)
 
     async def __aenter__(self) -> Self:
+        self._live.check_process()
         if self._live.lent is not None:
             self._refuse_to_borrower("block")
         return self
@@ -333,12 +335,12 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._live.state in OVER:
+        if self._live.is_inherited:
+            self._leave_inherited(error)
+        elif self._live.state in OVER:
             self._leave_block(error)
         elif error is None and not self.suspended:
             await self.acommit()
-        elif self._live.manager is INHERITED_MANAGER:
-            pass
         elif kind is GeneratorExit:  # a coroutine that is closed can't wait for anything
             self._roll_back_elsewhere()
         else:
@@ -360,6 +362,14 @@ class Transaction:
             if self.is_over:
                 self._live.manager.detach(self._live)
         self._live.raise_outcome(asked_for=Verdict.ROLLED_BACK)
+
+    def _leave_inherited(self, error: BaseException | None) -> None:
+        """The end of a block in a fork of the process that has the transaction. An error, or the end of the process, is
+        the child's own, and goes on with a note."""
+        if error is None:
+            self._live.check_process()
+        else:
+            error.add_note(INHERITED)
 
     def _leave_block(self, error: BaseException | None) -> None:
         """The end of a block whose transaction is completed already: by the block itself, or because it took too

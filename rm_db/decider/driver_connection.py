@@ -26,8 +26,6 @@ _RESERVED: Final = frozenset(
 """What may end the transaction, or leave it: DB-API 2.0, and methods of drivers."""
 _STATEMENTS: Final = frozenset({"execute", "executemany", "query"})
 """What carries out the statement that is its first argument."""
-_ROWS: Final = frozenset({"fetchone", "fetchmany", "fetchall"})
-"""What reads the rows of a statement."""
 _OWN: Final = frozenset({"_driver", "_facade"})
 
 
@@ -39,6 +37,7 @@ class DriverConnection:
         self._facade = facade
 
     def __getattr__(self, name: str) -> Any:
+        self.check_process()
         value = getattr(self._driver, name)
         if name in _RESERVED and callable(value):
             return lambda *_, **__: self._refuse(f"{name}()")
@@ -62,6 +61,7 @@ class DriverConnection:
 
     def cursor(self, *args: Any, **options: Any) -> DriverCursor:
         """A cursor of the driver's."""
+        self.check_process()
         return DriverCursor(self._driver.cursor(*args, **options), self)
 
     def _admitted(self, carry_out: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,7 +79,7 @@ class DriverConnection:
         self._facade.refuse(what)
 
     def check_process(self) -> None:
-        """XAER_PROTO in a fork of the process that has the transaction, from whose connection rows are read."""
+        """XAER_PROTO in a fork of the process that has the transaction."""
         self._facade.check_process()
 
 
@@ -94,8 +94,7 @@ class DriverCursor:
         connection = self.connection
         if name == "executescript":
             return getattr(connection, name)
-        if name in _ROWS:
-            connection.check_process()
+        connection.check_process()
         value = getattr(self._cursor, name)
         return connection._admitted(value) if name in _STATEMENTS else value  # noqa: SLF001 — its own cursor
 

@@ -20,6 +20,7 @@ from psycopg import pq
 from rm_db.server.connection import ServerConnection
 from rm_db.server.steps import ConnectionLost, Failure, Wait
 from rm_db.sqlstate import is_lost
+from xa.fork import belongs_to_this_process
 from xa.sql.psycopg_connection import received_octets
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Reply(NamedTuple):
 class LibpqConnection(ServerConnection):
     """One connection."""
 
-    __slots__ = ("_poller", "_psycopg", "_readable", "_writable", "pgconn", "place")
+    __slots__ = ("__weakref__", "_poller", "_psycopg", "_readable", "_writable", "pgconn", "place")
 
     def __init__(self, connection: psycopg.Connection[Any], reply_s: float) -> None:
         super().__init__(reply_s)
@@ -75,6 +76,7 @@ class LibpqConnection(ServerConnection):
         self.place = b""
         """The server and its timeline, where notes of outcomes are wanted (`rm_db.postgres.transaction_outcomes`)."""
         self._writable = Wait(self, select.POLLIN | select.POLLOUT)
+        belongs_to_this_process(self)
 
     @property
     def psycopg_connection(self) -> psycopg.Connection[Any]:
@@ -131,6 +133,14 @@ class LibpqConnection(ServerConnection):
     def close(self) -> None:
         self.owed = 0
         self._psycopg.close()
+
+    def forked(self) -> None:
+        """This process was forked, and the connection is its parent's. libpq itself (`pgconn.exec_`) would use it all
+        the same; here it finds a stream in its place that has ended."""
+        ended, other = socket.socketpair()
+        with ended, other, suppress(OSError, psycopg.Error):  # it is closed already
+            other.shutdown(socket.SHUT_RDWR)
+            os.dup2(ended.fileno(), self.pgconn.socket, inheritable=False)
 
     def break_off(self) -> None:
         with (

@@ -69,8 +69,7 @@ class BranchAccess(Generic[C]):
     def enter(self) -> C:
         """Takes the connection for one operation of the driver."""
         connection = self.work.connection
-        if self.is_forked:
-            raise forked_error(self.work.xid)
+        self.check_process()
         if self._over or connection is None:
             raise expired_error(self.work.xid)
         if not connection.lock.acquire(blocking=False):
@@ -81,6 +80,11 @@ class BranchAccess(Generic[C]):
             connection.lock.release()
             raise expired_error(self.work.xid)
         return connection
+
+    def check_process(self) -> None:
+        """XAER_PROTO in a fork of the process that has the transaction."""
+        if os.getpid() != self._pid:
+            raise forked_error(self.work.xid)
 
     def leave(self, connection: C) -> None:
         """Releases the connection."""

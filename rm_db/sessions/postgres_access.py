@@ -119,6 +119,11 @@ class ReservedMethods:
     def tpc_rollback(self, xid: object = None) -> NoReturn:  # noqa: ARG002 — psycopg's signature
         self.access.refuse("tpc_rollback()")
 
+    def _should_cancel(self) -> bool:
+        """Whether there is something to cancel: psycopg asks before it does so over a connection of its own."""
+        self.access.check_process()
+        return bool(super()._should_cancel())  # type: ignore[misc]  # psycopg's
+
     def __del__(self, *_: object) -> None:
         """Neither closes the libpq connection nor warns that it is open: it belongs to the pool."""
 

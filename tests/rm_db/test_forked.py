@@ -23,6 +23,8 @@ from xabridge.testing.contract.client import new_xid
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.postgres import Postgres
+
 NUMBERS: Final = {
     "postgres": "SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) n",
     "mariadb": "SELECT seq, repeat('x', 1000) FROM seq_1_to_20000",
@@ -128,7 +130,11 @@ uses = {
     "cursor": lambda: cursor.execute("SELECT 1"), "enlist": lambda: tx.enlist("shop"), "tx commit": tx.commit,
     "tx rollback": tx.rollback, "resume": lambda: tm.resume(tx), "suspend": tm.suspend, "begin tx": tm.begin,
 }
+if kind == "postgres":
+    psycopg_connection = shop.psycopg
+    uses |= {"psycopg cancel": psycopg_connection.cancel, "psycopg cancel_safe": psycopg_connection.cancel_safe}
 if kind == "sqlite":
+    uses |= {"driver attribute": lambda: raw.total_changes}
     uses |= {"one": lambda: cursor.fetchone(), "next": lambda: next(iter(cursor)), "many": lambda: cursor.fetchmany(2)}
 else:
     uses |= {"stream": lambda: rows.fetchall()}
@@ -181,6 +187,42 @@ def test_whatever_a_child_does_with_what_it_inherited_it_hears_that_it_is_a_fork
     assert {what: words for what, words in said.items() if "this process is a fork of the one" not in words} == {}
     unknown = {what for what, words in said.items() if "not known here" in words}
     assert said.keys() - unknown == {"begin tx"}, "a new transaction is nothing of the parent's"
+
+
+PAST_US: Final = """
+import os, sys
+from sqlalchemy import text
+from tm import TransactionManager
+
+url, folder = sys.argv[1:]
+tm = TransactionManager("api-1", f"file://{folder}/log", {"shop": url})
+tx = tm.begin()
+shop = tx["shop"]
+shop.execute(text("INSERT INTO work VALUES ('parent')"))
+pgconn = shop.psycopg.pgconn
+child = os.fork()
+if child == 0:
+    result = pgconn.exec_(b"INSERT INTO work VALUES ('child')")
+    pgconn.finish()
+    os._exit(0 if not result.command_status else 1)
+assert os.waitpid(child, 0)[1] == 0
+shop.execute(text("INSERT INTO work VALUES ('parent again')"))
+tx.commit()
+tm.close()
+"""
+
+
+def test_who_goes_past_us_to_libpq_in_a_child_does_not_reach_the_parents_server(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    harness = PostgresHarness(postgres, postgres.create_database())
+    arguments = [harness.open_string, str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", PAST_US, *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(harness.committed()) == {"parent", "parent again"}
+    harness.close()
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have() -> None:

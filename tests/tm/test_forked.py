@@ -20,7 +20,9 @@ from sqlalchemy import create_engine, text
 from tests.postgres import Postgres
 from tests.programs import output_of
 from tests.tm.shop import Shop
-from tm import Transaction, TransactionError
+from tm import OutcomeUnknown, ProtocolMisuse, Transaction, TransactionError
+from tm.global_transaction import Lent
+from tm.transaction import live_of
 from xa import XaError
 from xabridge.frameworks.error_responses import response_for
 from xabridge.testing.in_process import TestBroker
@@ -48,7 +50,10 @@ def test_a_forked_child_refuses_and_its_parent_goes_on(shop: Shop) -> None:
         "set_rollback_only": tx.set_rollback_only,
         "register_synchronization": lambda: tx.register_synchronization(print),
         "suspend": shop.tm.suspend,
-        "block": lambda: _through_block(tx),
+        "block": lambda: _leave(tx, LookupError()),
+        "a block without an error": lambda: _leave(tx),
+        "a new block": tx.__enter__,
+        "a block in a task": lambda: asyncio.run(tx.__aexit__(None, None, None)),
         "a session": lambda: session.write("key", "value"),
     }
     answers: list[int] = []
@@ -61,7 +66,7 @@ def test_a_forked_child_refuses_and_its_parent_goes_on(shop: Shop) -> None:
                 use()
                 said[what] = "done"
             except (TransactionError, XaError, LookupError) as error:
-                said[what] = f"{type(error).__name__}: {error}"
+                said[what] = " ".join((f"{type(error).__name__}:", str(error), *getattr(error, "__notes__", ())))
                 if what == "commit" and isinstance(error, TransactionError):
                     answers.append(response_for(error)[0])
         os.write(writes, json.dumps([said, called, answers]).encode())
@@ -70,18 +75,44 @@ def test_a_forked_child_refuses_and_its_parent_goes_on(shop: Shop) -> None:
     os.waitpid(child, 0)
     said, called_back, answers = json.loads(os.read(reads, 1 << 16))
     assert answers == [500], "a service does not say that nothing has happened"
-    assert {what: words for what, words in said.items() if "a fork of the one" not in words} == {
-        "block": "LookupError: "
-    }
+    assert {what: words for what, words in said.items() if "a fork of the one" not in words} == {}
+    assert said["block"].startswith("LookupError: "), "the child's own error, with a note"
+    unknown = {what for what, words in said.items() if words.startswith("InheritedTransaction: ")}
+    assert said.keys() - unknown == {"begin", "recover", "block", "a session"}
     assert called_back == []
     tx.commit()
     assert called == ["before", "after"]
     shop.assert_ended(1)
 
 
-def _through_block(tx: Transaction) -> None:
-    with tx:
-        raise LookupError
+def test_in_a_fork_a_handler_learns_of_the_fork_first(shop: Shop) -> None:
+    """What a consumer lends it completes itself; but not in a child, where nothing is known."""
+    with shop.tm.begin() as tx:
+        live_of(tx).lent = Lent.TO_HANDLER
+        for use in (tx.commit, tx.rollback, tx.__enter__):
+            with pytest.raises(ProtocolMisuse):
+                use()
+
+        live_of(tx).lent = Lent.TO_HANDLER
+        child = os.fork()
+        if not child:
+            refused = 0
+            for use in (tx.commit, tx.rollback, tx.__enter__, partial(tx.__exit__, None, None, None)):
+                try:
+                    use()
+                except OutcomeUnknown:
+                    refused += 1
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+        live_of(tx).lent = None
+        shop.write(tx)
+
+
+def _leave(tx: Transaction, error: Exception | None = None) -> None:
+    """As a `with` block that the parent has entered is left."""
+    tx.__exit__(None if error is None else type(error), error, None)
+    if error is not None:
+        raise error
 
 
 PROGRAM = """
