@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,13 +24,16 @@ ROOT: Final = Path(__file__).parents[2]
 KILLED: Final = """
 import os, signal, sys
 from sqlalchemy import text
+from rm_db import DecidingDatabase
 from tm import TransactionManager
 from tm.log import FileLog
-decide = FileLog.decide
-def killed(log, decision):
-    decide(log, decision)
-    os.kill(os.getpid(), signal.SIGKILL)
-FileLog.decide = killed
+def dying(decide):
+    def decided(*arguments):
+        decide(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return decided
+for kind in FileLog, DecidingDatabase:
+    kind.decide = dying(kind.decide)
 with TransactionManager.from_config(sys.argv[1]) as manager, manager.begin() as transaction:
     for name in ("shop", "ledger"):
         transaction[name].execute(text("INSERT INTO made VALUES (1)"))
@@ -37,20 +41,29 @@ with TransactionManager.from_config(sys.argv[1]) as manager, manager.begin() as 
 
 
 class Site:
-    """Two databases, their configuration, and a transaction that is decided and nowhere committed."""
+    """Two databases, their configuration, and a transaction that is decided and nowhere committed: in a log, or in the
+    database `deciding`, where one is named."""
 
     def __init__(self, folder: Path, **urls: str) -> None:
         self.config = folder / "xabridge.toml"
+        deciding = urls.pop("deciding", None)
         resources = "".join(f'{name} = "{url}"\n' for name, url in urls.items())
-        self.config.write_text(f'node = "node-1"\nlog = "file://{folder}/log"\n[resources]\n{resources}')
+        log = f'log = "file://{folder}/log"\n' if deciding is None else ""
+        if deciding is not None:
+            resources += f'deciding = {{ url = "{deciding}", mode = "decider" }}\n'
+        self.config.write_text(f'node = "node-1"\n{log}[resources]\n{resources}')
         dead = subprocess.run(
             [sys.executable, "-c", KILLED, str(self.config)], cwd=ROOT, timeout=PATIENCE_S, check=False
         )
         assert dead.returncode == -signal.SIGKILL
 
     def recover(self, *arguments: str) -> tuple[int, str]:
+        """As `command`, of `recover`."""
+        return self.command("recover", *arguments)
+
+    def command(self, *arguments: str) -> tuple[int, str]:
         """A command in a process of its own: its exit code, and its words."""
-        command = [sys.executable, "-m", "xabridge.cli", "recover", *arguments, "--config", str(self.config)]
+        command = [sys.executable, "-m", "xabridge.cli", *arguments, "--config", str(self.config)]
         said = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env={**os.environ}
         )
@@ -117,6 +130,56 @@ def test_list_asks_what_became_of_decisions_without_a_branch(postgres: Postgres,
     assert "ledger" not in said
     assert site.recover("list", "--node", "another")[0] == 0
 
+    (named,) = re.findall(r"node-1·\w+·\d+(?= on shop)", said)
+    code, said = site.recover("show", named)
+    assert code == 3
+    assert "not there any more on ledger: it was committed, as decided" in said
+    assert "on shop: decided to commit, and somebody has rolled it back" in said
+    assert "next compare the data; xabridge recover run notes it" in said
+    code, said = site.command("check")
+    assert code == 1
+    assert f"fail decisions {named} on shop: decided to commit, and somebody has rolled it back" in said
+    assert "1 branch known to be committed" in said
+    code, said = site.command("doctor")
+    assert f"warn decisions {named} on shop: decided to commit, and somebody has rolled it back" in said
+    assert "which the next recovery pass ends" not in said
+
+
+@pytest.mark.parametrize("command", ["check", "doctor", "show"])
+def test_without_a_log_to_note_it_in_they_say_that_one_is_needed(
+    postgres: Postgres, tmp_path: Path, command: str
+) -> None:
+    """The decision is in a database that decides, and stays there."""
+    urls = two_of_postgres(postgres)
+    site = Site(tmp_path, **urls, deciding=f"sqlite:///{tmp_path}/deciding.db")
+    by_hand(urls["shop"], "ROLLBACK")
+    assert site.recover("run")[0] == 3
+    code, said = site.recover("list")
+    assert code == 3
+    (named,) = set(re.findall(r"node-1·\w+·\d+(?= on shop)", said))
+    code, said = site.recover("show", named) if command == "show" else site.command(command)
+    assert code == {"check": 1, "doctor": 0, "show": 3}[command], said
+    assert "decided to commit, and somebody has rolled it back" in said
+    assert command == "check" or "configure one beside the resource that decides" in said
+    assert "log there is no log" not in said
+
+    site.config.write_text(f'log = "file://{tmp_path}/log"\n{site.config.read_text()}')
+    assert site.recover("run")[0] == 3
+    assert site.recover("forget", named, "--yes")[0] == 0
+    assert site.recover("list")[0] == site.command("check")[0] == 0
+
+
+def test_check_says_what_is_known_to_be_committed(postgres: Postgres, tmp_path: Path) -> None:
+    urls = two_of_postgres(postgres)
+    site = Site(tmp_path, **urls)
+    for url in urls.values():
+        by_hand(url, "COMMIT")
+    code, said = site.command("check")
+    assert code == 0, said
+    assert "1 decision of which no branch is found; 2 branches known to be committed" in said
+    assert "ok age shop and ledger: asked for what is in doubt; how old the data is, is not known" in said
+    assert said.endswith("nothing is found that does not fit together; not every age was compared")
+
 
 @pytest.mark.parametrize("both", [False, True], ids=["one", "both"])
 def test_committed_by_hand_is_told_and_no_more(postgres: Postgres, tmp_path: Path, *, both: bool) -> None:
@@ -175,10 +238,16 @@ def test_a_database_restored_from_a_copy_older_than_the_decision_has_lost_it(
         code, said = site.recover("run", "--dry-run")
         assert code == 3, said
         assert "would be noted as completed on its own on shop: decided to commit, and lost: " in said
+        code, said = site.command("check")
+        assert code == 1
+        assert "on shop: decided to commit, and lost: the resource is older than this decision" in said
         code, said = site.recover("run")
         assert code == 3, said
         assert "shop: decided to commit, and lost: the resource is older than this decision" in said
         assert "restored from a back-up" in said
+        (named,) = set(re.findall(r"node-1·\w+·\d+", said))
+        assert "noted in the log as XA_HEURRB: decided to commit, and lost:" in site.recover("show", named)[1]
+        assert "lost: the resource is older than this decision" in site.recover("run")[1], "the next pass says it too"
         assert site.recover("list")[0] == site.recover("run")[0] == 3
     finally:
         older.stop()

@@ -39,10 +39,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Heuristic:
-    """A branch was completed without the manager: `code` is the XA_HEUR* that says so."""
+    """A branch was completed without the manager: `code` is the XA_HEUR* that says so; `why` says in words what is
+    known of it, and is no part of the outcome."""
 
     branch: Branch
     code: Code
+    why: str = field(default="", compare=False)
 
 
 class LogError(Exception):

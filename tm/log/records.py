@@ -7,7 +7,7 @@ for the length and so many octets:
                           short resource, format id (4), short gtrid, short bqual, short note;
                           a branch's gtrid of length 0 stands for the decision's
     2 END                 short gtrid
-    3 HEURISTIC           XA code (1), short resource, format id (4), short gtrid, short bqual
+    3 HEURISTIC           XA code (1), short resource, format id (4), short gtrid, short bqual, short reason
     4 HEURISTIC DROPPED   short resource, format id (4), short gtrid, short bqual
     5 INCARNATION         what is known of it (1): 1 open, 2 whole, 3 cut; the incarnation (8)
     7 FLOOR               the incarnation (8), the sequence (8) below which its transactions are over
@@ -50,6 +50,8 @@ CARRIED_OUT: Final = 9
 MAX_RESOURCE: Final = 255
 """Octets of a resource manager's name."""
 MAX_BRANCHES: Final = 0xFFFF
+MAX_WHY: Final = 255
+"""Octets of the reason of a heuristic outcome that are kept."""
 
 _NO_NOTE: Final = b"\0"
 _FORMAT_ID: Final = struct.Struct(">I")
@@ -137,7 +139,8 @@ def encode_heuristic(heuristic: Heuristic) -> bytes:
     """The HEURISTIC record; ValueError for what can't be one."""
     if heuristic.code not in HEURISTIC_CODES:
         raise ValueError(f"{heuristic.code.name} is not a heuristic outcome")
-    return bytes((HEURISTIC, heuristic.code)) + branch_key(heuristic.branch)
+    why = heuristic.why.encode()[:MAX_WHY].decode(errors="ignore").encode()
+    return bytes((HEURISTIC, heuristic.code)) + branch_key(heuristic.branch) + bytes((len(why),)) + why
 
 
 def encode_heuristic_dropped(branch: Branch) -> bytes:
@@ -248,7 +251,8 @@ def _record(octets: bytes, at: int) -> tuple[Record, int]:
     if kind == HEURISTIC:
         code = Code(octets[at + 1])
         branch, at = decode_branch(octets, at + 2)
-        return Heuristic(branch, code), at
+        why, at = _short(octets, at)
+        return Heuristic(branch, code, why.decode()), at
     if kind == HEURISTIC_DROPPED:
         branch, at = decode_branch(octets, at + 1)
         return HeuristicDropped(branch), at

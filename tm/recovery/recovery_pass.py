@@ -35,7 +35,7 @@ from tm.log import Branch, Decision, Heuristic
 from tm.log.incarnations import IncarnationState
 from tm.recovery.ownership import IN_LOG, Claim
 from tm.recovery.report import Action, Finding, Report
-from tm.two_phase.ports import code_of
+from tm.two_phase.ports import code_of, text_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, Gtrid, XaError
 from xa.gtrid import OVER
@@ -177,8 +177,13 @@ def _read(gtrid: bytes) -> Gtrid | None:
 def _not_listed(report: Report, noted: Mapping[Xid, Heuristic], live: frozenset[bytes]) -> list[Finding]:
     """The heuristic outcomes that wait to be forgotten, of branches that no resource manager lists any more."""
     met = {finding.branch.xid for finding in report.findings}
-    unlisted = [note.branch for xid, note in noted.items() if xid not in met and xid.gtrid not in live]
-    return [Finding(branch, Action.HEURISTIC, _NOTED) for branch in unlisted]
+    unlisted = [note for xid, note in noted.items() if xid not in met and xid.gtrid not in live]
+    return [Finding(note.branch, Action.HEURISTIC, _waiting(note)) for note in unlisted]
+
+
+def _waiting(note: Heuristic) -> str:
+    """What to say of an outcome that was noted before."""
+    return f"{note.why}; {_NOTED}" if note.why else _NOTED
 
 
 def _left(report: Report) -> set[Xid]:
@@ -253,7 +258,7 @@ async def _judge(
     if gtrid in live:
         return  # its own completion takes care of it
     if branch.xid in now.heuristics:
-        report.findings.append(Finding(branch, Action.HEURISTIC, _NOTED))
+        report.findings.append(Finding(branch, Action.HEURISTIC, _waiting(now.heuristics[branch.xid])))
         return
     if decision is not None:
         commits.append((_as_decided(branch, decision), "decided to commit"))
@@ -300,7 +305,7 @@ async def _look_after(ports: RecoveryPorts, missing: Sequence[tuple[Branch, str]
             if outcome is BranchOutcome.COMMITTED:
                 why = "it was committed, as decided"
             elif outcome in _UNDONE:
-                refused = await ports.note(Heuristic(branch, Code.XA_HEURRB))
+                refused = await ports.note(Heuristic(branch, Code.XA_HEURRB, _UNDONE[outcome]))
                 action = Action.HEURISTIC if refused is None else Action.PENDING
                 why = f"{_UNDONE[outcome]}; {_NOTED if refused is None else refused}"
             elif outcome is BranchOutcome.PREPARED:
@@ -329,17 +334,13 @@ async def _report(
         elif meaning is Meaning.DONE:
             action = _DONE[verb]
         elif meaning is Meaning.LATER:
-            action, why = Action.PENDING, f"{reason}; {_said(answer)}"
+            action, why = Action.PENDING, f"{reason}; {text_of(answer)}"
         elif meaning is _AGREES[verb]:
             await ports.ask(Verb.FORGET, (branch,))
             action = Action.FORGOTTEN
         else:
-            refused = await ports.note(Heuristic(branch, HEURISTIC_CODE[meaning]))
+            refused = await ports.note(Heuristic(branch, HEURISTIC_CODE[meaning], text_of(answer)))
             action = Action.HEURISTIC if refused is None else Action.PENDING
-            why = f"{reason}; {_said(answer)}" + ("" if refused is None else f"; {refused}")
+            why = f"{reason}; {text_of(answer)}" + ("" if refused is None else f"; {refused}")
         report.findings.append(Finding(branch, action, why))
     await _look_after(ports, vanished, report)
-
-
-def _said(answer: Answer) -> str:
-    return answer.message if isinstance(answer, XaError) else answer.name

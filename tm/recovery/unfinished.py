@@ -139,6 +139,6 @@ class UnfinishedTransactions:
         if meaning is Meaning.HEUR_ROLLED_BACK:
             await self._ports.ask(Verb.FORGET, (branch,))
             return Finding(branch, Action.FORGOTTEN, "left by its completion, and not decided")
-        refused = await self._ports.note(Heuristic(branch, HEURISTIC_CODE[meaning]))
+        refused = await self._ports.note(Heuristic(branch, HEURISTIC_CODE[meaning], meaning.value))
         action = Action.HEURISTIC if refused is None else Action.PENDING
         return Finding(branch, action, f"left by its completion, and not decided; {meaning.value}")

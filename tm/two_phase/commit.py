@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 from tm.log import Branch, Decision, Heuristic, LogStopped
 from tm.outcome import Outcome, Reason, Verdict
-from tm.two_phase.ports import code_of
+from tm.two_phase.ports import code_of, text_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from tm.two_phase.states import GLOBAL, GlobalState, GlobalVerb
 from xa import TMFAIL, TMONEPHASE, TMSUCCESS, Code, xa_error
@@ -331,7 +331,7 @@ class TwoPhaseCommit:
         self, decision: Decision, decider: str | None, verb: Verb, answers: Sequence[Answer]
     ) -> Outcome:
         """Does what is left to do after the branches were first asked `verb`, and gave these answers."""
-        answered: list[tuple[Branch, Meaning]] = []
+        answered: list[tuple[Branch, Meaning, Answer]] = []
         asked = decision.branches
         answers = await self._clarified(asked, answers)
         unknown = verb is _COMMIT and Code.XAER_NOTA in map(code_of, answers)
@@ -347,7 +347,7 @@ class TwoPhaseCommit:
                     if pause_s is None:
                         self.reasons.append(Reason(branch, answer))
                 else:
-                    answered.append((branch, meaning))
+                    answered.append((branch, meaning, answer))
             if not later:
                 break
 
@@ -372,16 +372,16 @@ class TwoPhaseCommit:
         return clear
 
     async def _settle_commit(
-        self, decision: Decision, decider: str | None, answered: Sequence[tuple[Branch, Meaning]]
+        self, decision: Decision, decider: str | None, answered: Sequence[tuple[Branch, Meaning, Answer]]
     ) -> Outcome:
         noted = True
         if decider is not None or self.pending:
             self.came_to.add(Verdict.COMMITTED)
-        for branch, meaning in answered:
+        for branch, meaning, answer in answered:
             if meaning is Meaning.DONE:
                 self.came_to.add(Verdict.COMMITTED)
             else:
-                noted = await self._hurt(Verb.COMMIT, branch, meaning) and noted
+                noted = await self._hurt(Verb.COMMIT, branch, meaning, text_of(answer)) and noted
         if not self.pending and noted:
             await self._ports.end(decision, decider)
         if self.damage:
@@ -411,7 +411,7 @@ class TwoPhaseCommit:
 
     # --- heuristics -----------------------------------------------------------------------------------------
 
-    async def _hurt(self, verb: Verb, branch: Branch, meaning: Meaning) -> bool:
+    async def _hurt(self, verb: Verb, branch: Branch, meaning: Meaning, why: str = "") -> bool:
         """A branch was completed on its own. What agrees with the decision is forgotten at once. What does not
         is noted durably, and stays with the resource manager until somebody asks to forget it. Whether all that
         was to be noted is."""
@@ -421,7 +421,7 @@ class TwoPhaseCommit:
             await self._ports.ask(Verb.FORGET, (branch,))
             return True
         self.damage.append((branch, meaning))
-        refused = await self._ports.note(Heuristic(branch, HEURISTIC_CODE[meaning]))
+        refused = await self._ports.note(Heuristic(branch, HEURISTIC_CODE[meaning], why))
         return refused is None
 
     def has_left_nothing(self, outcome: Outcome) -> bool:

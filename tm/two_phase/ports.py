@@ -29,6 +29,11 @@ def code_of(answer: Answer) -> Code:
     return answer if isinstance(answer, Code) else answer.code
 
 
+def text_of(answer: Answer) -> str:
+    """An answer in words."""
+    return answer.name if isinstance(answer, Code) else answer.message
+
+
 @dataclass(slots=True, eq=False)
 class AskedBranches:
     """Branches that were asked a verb, not all of which have answered."""

@@ -1,8 +1,9 @@
 """`xabridge check`: looks at a restored set before anything of it is started, and says what does not fit together.
 
 A set is the decision log of a configuration, the stores of brokers that do not run yet (`--store NAME=URL`), and the
-other resources, which are asked as they stand. Nothing is changed. Each transaction in doubt is told with what recovery
-would do, and where that would lose messages, or have them twice, because a part is older than another one.
+other resources, which are asked as they stand: also what became of decided branches that are not there any more.
+Nothing is changed. Each transaction in doubt is shown with what recovery would do, and where that would lose messages,
+or have them twice, because a part is older than another one. It names the resources whose age it can't know.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ from tm.recovery.lease import LEASE_S, RENEWALS
 from tm.resources import ConfigurationError, ResourceConfig
 from xa.diagnosis import Check, Health
 from xa.holdings import Holding, InDoubtBranch, Relation
-from xa.open_string import shown
+from xa.open_string import OpenString, shown
 from xa.printable import escaped
 from xa.secrets import masked
 from xabridge.cli.doctor import lines, value_of
 from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
 from xabridge.exit_codes import Exit
-from xabridge.operations.diagnosis import Examined, content_of
+from xabridge.operations.diagnosis import Examined, content_of, nowhere_decided
 from xabridge.operations.progress import Progress
+from xabridge.operations.recovery_pass import expectation
 from xabridge.operations.scan import ScannedResource
 from xabridge.operations.site import Site
-from xabridge.operations.survey import DecisionKnowledge, State, by_hand, survey
+from xabridge.operations.survey import WAITING, DecisionKnowledge, State, by_hand
 from xabridge.text import age, held, listed, several
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from dtx.store.sql.inspection import StoreImage
     from tm.config import Configuration
+    from xabridge.operations.recovery_pass import Expected
     from xabridge.operations.scan import ScannedSite
     from xabridge.operations.survey import BranchView, Survey, TransactionView
 
@@ -58,23 +61,27 @@ LOG_NOTED_S: Final = 10.0
 DECIDER_NOTED_S: Final = LEASE_S / RENEWALS
 """And so does a resource that decides."""
 LOG: Final = "the log"
-
-
 UNTOLD: Final = "it can't be told to the second"
 LOST: Final = (
     "what was committed in between is not in it: messages that were taken then come again, and those that were sent "
     "then are missing"
 )
+STORES: Final = frozenset({"amqp", "amqps", "dynamic+amqp", "dynamic+amqps"})
+"""The schemes of brokers that may have a store of ours."""
+NOT_COMPARED: Final = "not compared"
+"""The subject of the check that names the parts whose age is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
     """The time of a part of the set: its content is from between `earliest_s` and `latest_s`, and it was at work at
-    `worked_s`."""
+    `worked_s`. `is_copy`: it is a copy that was made then, so that it lacks what came later; of other parts it is known
+    when they were changed last, and they may have been at rest since."""
 
     earliest_s: float
     latest_s: float
     worked_s: float
+    is_copy: bool = False
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -126,6 +133,8 @@ def run(arguments: Namespace) -> int:
         print("nothing is found that does not fit together; not every age can be told to the second")
     elif any(examined.check.health is Health.WARN for examined in found):
         print("nothing is found that does not fit together, but look at the warnings")
+    elif any(examined.check.subject == NOT_COMPARED for examined in found):
+        print("nothing is found that does not fit together; not every age was compared")
     else:
         print("it fits together")
     return Exit.FAILED if failed else Exit.DONE
@@ -138,23 +147,22 @@ def _examine(configuration: Configuration, urls: Mapping[str, str], progress: Pr
     """Every check."""
     others = dict(configuration.resources)
     for name in urls:
-        wanted = others.pop(name, None)
-        if wanted is None:
-            raise ConfigurationError(f"--store {name}: there is no such resource in the configuration")
-        if isinstance(wanted, ResourceConfig) and wanted.mode == "decider":
-            raise ConfigurationError(f"--store {name}: it decides, so it has to run to be asked")
+        _check_is_broker(name, others.pop(name, None))
 
     images: dict[str, StoreImage] = {}
     with Site(replace(configuration, resources=others), progress) as site:
         if configuration.log is not None:
             yield Examined("log", content_of(configuration.log, configuration.node, missing=Health.FAIL))
+        elif not any(resource.decides for resource in site.resources.values()):
+            yield Examined("log", nowhere_decided())
         for name, url in urls.items():
             image, checks = _store(url)
             yield from (Examined(name, check) for check in checks)
             if image is not None:
                 images[name] = image
         seen = _with_stores(site.look(), images, configuration)
-    found = survey(seen)
+        expected = expectation(site, seen)
+
     for name, why in seen.unreachable.items():
         yield Examined(name, Check(Health.FAIL, "in doubt", f"it can't be asked: {masked(why)}", "start it"))
     moments = {name: _moment_of(image) for name, image in images.items()}
@@ -162,9 +170,25 @@ def _examine(configuration: Configuration, urls: Mapping[str, str], progress: Pr
     carried_out = seen.log.carried_out if isinstance(seen.log, LogImage) else {}
     yield from _lacking(moments, carried_out)
     yield from _ages(deciding, moments)
+    yield from _not_compared(seen, moments)
     older = {name for name, at in moments.items() if any(_is_older(at, decider) for decider in deciding.values())}
-    yield from _transactions(found, older)
-    yield from _carried_out(seen, found, older)
+    yield from _transactions(expected.found, older)
+    yield from _decisions(seen, expected, older)
+
+
+def _check_is_broker(name: str, config: ResourceConfig | str | None) -> None:
+    """ConfigurationError: the resource has no store that could be read in its place."""
+    if config is None:
+        raise ConfigurationError(f"--store {name}: there is no such resource in the configuration")
+    wanted = ResourceConfig(config) if isinstance(config, str) else config
+    if wanted.mode == "decider":
+        raise ConfigurationError(f"--store {name}: it decides, so it has to run to be asked")
+
+    scheme = OpenString.parse(wanted.url).scheme
+    if scheme not in STORES:
+        raise ConfigurationError(
+            f"--store {name}: {name} is {scheme}://, no broker of this project: it has to run to be asked"
+        )
 
 
 def _store(url: str) -> tuple[StoreImage | None, list[Check]]:
@@ -219,7 +243,7 @@ def _scanned(image: StoreImage) -> ScannedResource:
 def _moment_of(image: StoreImage) -> Moment:
     last_s = image.last_ms / 1000
     if image.copied_ms is not None:
-        return Moment(image.copied_ms / 1000, image.copied_ms / 1000, last_s)
+        return Moment(image.copied_ms / 1000, image.copied_ms / 1000, last_s, is_copy=True)
     return Moment(last_s, last_s + NOTED_S, last_s)
 
 
@@ -260,7 +284,7 @@ def _lacking(moments: Mapping[str, Moment], carried_out: Mapping[str, float]) ->
                 f"older than the log, which has carried out a decision of {_shown(latest_s)} there: "
                 f"{age(latest_s - at.latest_s)} later at least"
             )
-            mend = f"{LOST}. Restore the set from one point"
+            mend = f"{LOST}. Restore the set from one point; or the clocks of the two machines differ by that much"
             yield Examined(name, Check(Health.FAIL, "age", found, mend))
 
 
@@ -268,9 +292,14 @@ def _ages(deciding: Mapping[str, Moment], moments: Mapping[str, Moment]) -> Iter
     pairs = [(*part, *decider) for part in moments.items() for decider in deciding.items()]
 
     for name, at, what, log in pairs:
-        if _is_older(at, log):
+        if _is_older(at, log) and at.is_copy:
             found = f"older than {what}, by {age(log.earliest_s - at.latest_s)} at least"
             yield Examined(name, Check(Health.WARN, "age", found, LOST))
+        elif _is_older(at, log):
+            found = (
+                f"changed last {age(log.earliest_s - at.latest_s)} or more before {what} was: older, or at rest since"
+            )
+            yield Examined(name, Check(Health.WARN, "age", found, f"if it is an older copy, {LOST}"))
         elif log.latest_s + APART_S < at.worked_s:
             found = f"newer than {what} was last written, by {age(at.worked_s - log.latest_s)}"
             mend = f"if {what} is an older copy, it lacks what was decided since: put the newest one in its place"
@@ -281,6 +310,16 @@ def _ages(deciding: Mapping[str, Moment], moments: Mapping[str, Moment]) -> Iter
             yield Examined(name, Check(Health.WARN, "age", found, mend))
         else:
             yield Examined(name, Check(Health.OK, "age", f"of about the same time as {what}"))
+
+
+def _not_compared(seen: ScannedSite, moments: Mapping[str, Moment]) -> Iterator[Examined]:
+    """The resources that were asked, whose age is not known."""
+    asked = [name for name in seen.scanned if name not in moments and name not in seen.deciding]
+    if asked:
+        names = listed([escaped(name) for name in asked])
+        found = f"{names}: asked for what is in doubt; how old the data is, is not known"
+        advice = "compare a broker before it is started, by its store: --store NAME=URL"
+        yield Examined("age", Check(Health.OK, NOT_COMPARED, found, advice))
 
 
 def _shown(seconds: float) -> str:
@@ -305,33 +344,38 @@ def _transactions(found: Survey, older: set[str]) -> Iterator[Examined]:
 
 
 def _transaction(view: TransactionView, older: set[str]) -> Examined:
-    there = [branch for branch in view.branches if branch.state in {State.PREPARED, State.IN_DOUBT}]
+    there = [branch for branch in view.branches if branch.state in WAITING and branch.noted is None]
+    completed = [branch.resource for branch in view.in_doubt if branch.noted is not None or branch.outcome is not None]
     where = listed([_held_on(branch) for branch in there])
     name = escaped(view.name)
+    on_its_own = f"; completed on its own on {escaped(listed(completed))}" if completed else ""
+    sound = Health.WARN if completed else Health.OK
+    look = f"look at it: xabridge recover show {name}" if completed else ""
+
     if view.decision is DecisionKnowledge.COMMIT:
         missing = [branch.resource for branch in view.branches if branch.state is State.FINISHED]
         lacking = [resource for resource in missing if resource in older]
-        what = f"{name}: decided; recovery commits it on {where}"
+        what = f"{name}: decided" + (f"; recovery commits it on {where}" if there else "") + on_its_own
         if lacking:
             mend = (
-                f"nothing of it is on {listed(lacking)}, older than the log: if it was not committed there "
-                "before, its work is lost there. Restore the set from one point, or do that work again"
+                f"nothing of it is on {listed(lacking)}, which may be older than the log: if it was not committed "
+                "there before, its work is lost there. Restore the set from one point, or do that work again"
             )
             return _told(Health.FAIL, what, mend)
-        return _told(Health.OK, what)
+        return _told(sound, what, look)
     if view.decision is DecisionKnowledge.NONE:
-        what = f"{name}: not decided; recovery rolls it back on {where}"
+        what = f"{name}: not decided; recovery rolls it back on {where}{on_its_own}"
         old = [branch.resource for branch in there if branch.resource in older]
         if old:
             mend = (
-                f"{older_than_the_log(old)}, which forgets a decision that was carried out. If it was "
+                f"{listed(old)} may be older than the log, which forgets a decision that was carried out. If it was "
                 "committed in between, a rollback splits it: compare the data, then xabridge recover rollback, or "
                 "commit with --heuristic, or restore the set from one point"
             )
             return _told(Health.FAIL, what, mend)
-        return _told(Health.OK, what)
+        return _told(sound, what, look)
     if view.decision is DecisionKnowledge.ENDED:
-        return _told(Health.WARN, f"{name}: {view.why}", f"look at it: xabridge recover show {name}")
+        return _told(Health.WARN, f"{name}: {view.why}", look)
 
     if view.finished_before:
         mend = (
@@ -346,10 +390,6 @@ def _transaction(view: TransactionView, older: set[str]) -> Examined:
     return _told(Health.FAIL, f"{name}: left alone on {where}: {view.why}", mend)
 
 
-def older_than_the_log(names: list[str]) -> str:
-    return f"{listed(names)} {'is' if len(names) == 1 else 'are'} older than the log"
-
-
 def _held_on(branch: BranchView) -> str:
     what = held(branch.holdings, branch.omitted) if branch.holdings else ""
     return escaped(branch.resource) + (f" ({what})" if what else "")
@@ -359,12 +399,19 @@ def _told(health: Health, found: str, mend: str = "") -> Examined:
     return Examined("branches", Check(health, "in doubt", found, mend))
 
 
-def _carried_out(seen: ScannedSite, found: Survey, older: set[str]) -> Iterator[Examined]:
-    """Decisions of which no branch is found anywhere."""
-    if seen.log is None or isinstance(seen.log, LogError):
-        return
-    shown = {view.gtrid for view in found.transactions if view.in_doubt}
-    gone = [decision for decision in seen.log.decisions if decision.gtrid not in shown]
+def _decisions(seen: ScannedSite, expected: Expected, older: set[str]) -> Iterator[Examined]:
+    """Decisions of which no branch is found anywhere, and what is known of their branches."""
+    advice = "look at them: xabridge recover run --dry-run. Restore the set from one point, or do that work again"
+    for said in expected.not_carried_out[:MOST]:
+        yield Examined("decisions", Check(Health.FAIL, "outcomes", said, advice))
+    if len(expected.not_carried_out) > MOST:
+        more = several(len(expected.not_carried_out) - MOST, "more branch")
+        yield Examined("decisions", Check(Health.FAIL, "outcomes", f"{more} like these", advice))
+
+    shown = {view.gtrid for view in expected.found.transactions if view.in_doubt}
+    logged = seen.log.decisions if isinstance(seen.log, LogImage) else ()
+    decided = [*logged, *(decision for those in seen.decided.values() for decision in those.values())]
+    gone = [decision for decision in decided if decision.gtrid not in shown]
     if not gone:
         return
 
@@ -372,10 +419,13 @@ def _carried_out(seen: ScannedSite, found: Survey, older: set[str]) -> Iterator[
     what = f"{several(len(gone), 'decision')} of which no branch is found"
     if lacking:
         mend = (
-            f"{older_than_the_log(lacking)}: what was not committed there before is lost there. Restore the "
-            "set from one point, or do that work again"
+            f"{listed(lacking)} may be older than the log: what was not committed there before is lost there. Restore "
+            "the set from one point, or do that work again"
         )
         yield Examined("decisions", Check(Health.FAIL, "decisions", what, mend))
-    else:
-        why = "carried out before, or by hand, or lost on a resource that is older"
-        yield Examined("decisions", Check(Health.OK, "decisions", f"{what}: {why}"))
+        return
+    known = expected.known_committed
+    if known:
+        what += f"; {several(known, 'branch')} known to be committed"
+    why = "what is not known was carried out before, or by hand, or lost on a resource that is older"
+    yield Examined("decisions", Check(Health.OK, "decisions", f"{what}: {why}"))

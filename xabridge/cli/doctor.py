@@ -19,8 +19,8 @@ from xabridge.cli.recover import set_up_logging
 from xabridge.exit_codes import Exit
 from xabridge.operations.diagnosis import Examined, examine_log, examine_site, examine_survey, silent
 from xabridge.operations.progress import Progress
+from xabridge.operations.recovery_pass import expectation
 from xabridge.operations.site import Site
-from xabridge.operations.survey import survey
 from xabridge.text import NARROW, several
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def _examine(path: str, progress: Progress) -> Iterator[Examined]:
             yield from (Examined(name, check) for check in examined.checks)
         yield from examine_outbox(path)
         try:
-            found = survey(site.look(silent(diagnosed)))
+            expected = expectation(site, site.look(silent(diagnosed)))
         except ConfigurationError:
             return  # the log's URL names no log, which the check of the log has told
-        yield from examine_survey(found, diagnosed)
+        yield from examine_survey(expected, diagnosed, has_log=configuration.log is not None)
 
 
 def _configured(path: str, configuration: Configuration, site: Site) -> Examined:

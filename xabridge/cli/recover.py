@@ -155,7 +155,7 @@ def run(arguments: Namespace) -> int:
     except LogLocked as error:
         return complain(f"{error}. {HELD}", Exit.LOG_IN_USE)
     except LogError as error:
-        return complain(error, Exit.FAILED)
+        return complain(error, Exit.INCOMPLETE)
 
 
 def set_up_logging(*, verbose: bool, log_format: str = TEXT) -> None:
@@ -178,10 +178,14 @@ def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     if arguments.dry_run:
         return _dry_run(expectation(site), as_text=not arguments.json, most=None if arguments.all else MOST)
     with site.holding_the_log() as log:
-        for incarnation in arguments.newest:
-            _trust(log, incarnation)
+        try:
+            for incarnation in arguments.newest:
+                _trust(log, incarnation)
+        except ValueError as error:
+            return complain(error, Exit.REFUSED)
         with progress.step("recovering", 1):
             report = one_pass(site, log, progress)
+
     if arguments.json:
         write_json(report_value(report))
     else:
@@ -193,13 +197,10 @@ def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
 
 
 def _trust(log: DecisionLog | None, incarnation: bytes) -> None:
-    """Takes the operator's word for a copy of a log."""
+    """Takes the operator's word for a copy of a log. ValueError as in `DecisionLog.trust`."""
     if log is None:
         raise ConfigurationError("log: a resource decides, so there is no log whose copy could be the newest")
-    try:
-        log.trust(incarnation)
-    except ValueError as error:
-        raise LogError(str(error)) from error
+    log.trust(incarnation)
 
 
 def _dry_run(what: Expected, *, as_text: bool, most: int | None) -> Exit:
@@ -208,9 +209,7 @@ def _dry_run(what: Expected, *, as_text: bool, most: int | None) -> Exit:
         for line in (*expected(what, most), *troubles(found)):
             print(line)
     else:
-        missing = zip(found.missing, what.outcomes, strict=True)
-        value = survey_value(found, found.transactions)
-        write_json(value | {"missing": [missing_value(branch, outcome) for branch, outcome in missing]})
+        write_json(survey_value(found, found.transactions) | missing_value(what.missing))
     if not found.complete:
         return Exit.INCOMPLETE
     return Exit.IN_DOUBT if what.unsolved else Exit.DONE

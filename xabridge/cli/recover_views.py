@@ -6,15 +6,16 @@ import shutil
 import sys
 import time
 from datetime import datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from xa.printable import escaped
 from xabridge.cli.output import write_json
 from xabridge.cli.tables import MOST, WIDE_FROM, details, rest, summary, table
 from xabridge.exit_codes import Exit
-from xabridge.operations.recovery_pass import expectation, troubles
+from xabridge.operations.recovery_pass import expectation, finished_lines, not_carried_out, troubles
 from xabridge.operations.survey import Filter, NotFound, State, Survey, TransactionView, find, state_of, survey
-from xabridge.operations.survey_json import survey_value
+from xabridge.operations.survey_json import missing_value, survey_value
 from xabridge.text import NARROW, paragraph
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from xabridge.operations.progress import Progress
+    from xabridge.operations.recovery_pass import MissingBranch
     from xabridge.operations.site import Site
 
 States: TypeAlias = "dict[tuple[str, str], str]"
@@ -83,25 +85,32 @@ def list_transactions(site: Site, arguments: Namespace, progress: Progress) -> E
 
 def show_transactions(site: Site, arguments: Namespace, progress: Progress) -> Exit:  # noqa: ARG001 — as all actions
     """`recover show`."""
-    found = survey(site.look())
+    expected = expectation(site)
+    found = expected.found
     views: dict[TransactionView, None] = {}
+    finished: dict[MissingBranch, None] = {}
     missing = []
     for name in arguments.xid:
         try:
             views[find(name, found.transactions)[0]] = None
         except NotFound as error:
-            missing.append(str(error))
+            of_it = expected.missing_of(name)
+            finished |= dict.fromkeys(of_it)
+            missing += [] if of_it else [str(error)]
 
     if arguments.json:
-        write_json(survey_value(found, tuple(views)))
+        write_json(survey_value(found, tuple(views)) | missing_value(finished))
     else:
         for view in views:
             print(*details(view, found), sep="\n")
+        for _, of_one in groupby(finished, lambda missing_branch: missing_branch[0].xid.gtrid):
+            print(*finished_lines(tuple(of_one), has_log=site.configuration.log is not None), sep="\n")
     for line in (*missing, *troubles(found)):
         print(line, file=sys.stderr)
     if missing:
         return Exit.FAILED if found.complete else Exit.INCOMPLETE
-    return verdict(found, tuple(views))
+    exit_code = verdict(found, tuple(views))
+    return Exit.IN_DOUBT if exit_code is Exit.DONE and not_carried_out(finished) else exit_code
 
 
 def watch_transactions(site: Site, arguments: Namespace, progress: Progress) -> Exit:  # noqa: ARG001 — as all actions

@@ -207,5 +207,6 @@ def _branch_facts(branch: BranchView) -> Iterator[tuple[str, str]]:
     if branch.omitted:
         yield "", f"and more in {several(branch.omitted, 'place')}"
     if branch.noted is not None:
-        yield "", f"noted in the log as {branch.noted.name}"
+        why = f": {escaped(branch.noted_why)}" if branch.noted_why else ""
+        yield "", f"noted in the log as {branch.noted.name}{why}"
     yield "", f"xid {branch.xid}"

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Final
 
 from tm.log import Branch, Heuristic
 from tm.resources.blocking_ports import BlockingPorts
-from tm.two_phase.ports import code_of
+from tm.two_phase.ports import code_of, text_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, XaError
 from xa.coroutines import drive
 from xa.printable import escaped
-from xabridge.operations.survey import IN_DOUBT, BranchView, DecisionKnowledge, State, TransactionView
+from xabridge.operations.survey import IN_DOUBT, WAITING, BranchView, DecisionKnowledge, State, TransactionView
 from xabridge.text import listed, transaction_name
 
 if TYPE_CHECKING:
@@ -77,8 +77,6 @@ _CONSENT: Final = {
 _NEEDING: Final = frozenset({Consent.SPLITS, Consent.BLIND, Consent.AT_WORK})
 """The consents that need --heuristic."""
 _VERB: Final = {Act.COMMIT: Verb.COMMIT_AGAIN, Act.ROLLBACK: Verb.ROLLBACK}
-_AS_ASKED: Final = frozenset({State.PREPARED, State.IN_DOUBT})
-"""The states in which a branch can be committed or rolled back."""
 _DONE: Final = {Act.COMMIT: "committed", Act.ROLLBACK: "rolled back", Act.FORGET: "forgotten"}
 _HEURISTIC: Final = {Act.COMMIT: Code.XA_HEURCOM, Act.ROLLBACK: Code.XA_HEURRB}
 _AGREES: Final = {DecisionKnowledge.COMMIT: Code.XA_HEURCOM, DecisionKnowledge.NONE: Code.XA_HEURRB}
@@ -144,7 +142,7 @@ def plan(act: Act, view: TransactionView, branches: tuple[BranchView, ...], *, c
         and view.decider is None  # which has committed its own work with the decision
         and complete
         and set(branches) >= set(view.branches)
-        and all(branch.state in _AS_ASKED for branch in branches)
+        and all(branch.state in WAITING for branch in branches)
     )
     steps = tuple(_step(act, view, branch, whole=whole) for branch in branches if branch.state in IN_DOUBT)
     return Plan(act, view, steps, whole)
@@ -221,7 +219,10 @@ def explained(planned: Plan) -> list[str]:
 def refusal(plans: Sequence[Plan], *, heuristic: bool, anyway: str) -> str | None:
     """Why this is not done, before the user is asked; None: it can be done. `heuristic`: the user wants it done also
     where recovery would not; `anyway` says how to want that."""
-    lone = [planned.view.name for planned in plans if planned.view.lone and planned.act is not Act.FORGET]
+    lone = [
+        planned.view.name for planned in plans
+        if planned.view.lone and planned.act is not Act.FORGET and planned.view.decision is DecisionKnowledge.UNKNOWN
+    ]  # fmt: skip
     if lone and len(plans) > 1:
         return (
             f"of {listed(lone)} one branch is left, where others of the same log have more: the missing one may be "
@@ -292,7 +293,7 @@ class BranchCompleter:
         log = self._log if planned.view.decision is not DecisionKnowledge.UNKNOWN else None
         against = _CONSENT[act, planned.view.decision] is not Consent.PLAIN and not _agrees(act, planned.view, view)
         if against and log is not None:
-            log.note_heuristic(Heuristic(branch, _HEURISTIC[act]))
+            log.note_heuristic(Heuristic(branch, _HEURISTIC[act], f"an operator did it: recover {act.value}"))
         (answer,) = drive(self._ports.ask(_VERB[act], (branch,)))
         meaning = MEANING[_VERB[act]][code_of(answer)]
         if meaning is not Meaning.DONE:
@@ -311,23 +312,23 @@ class BranchCompleter:
         if not against:
             return BranchResult(view, True, "the resource no longer knows it: another process has completed it")
         if log is not None:
-            log.note_heuristic(Heuristic(Branch(view.resource, view.xid), Code.XA_HEURHAZ))
+            why = "it was gone when an operator completed it"
+            log.note_heuristic(Heuristic(Branch(view.resource, view.xid), Code.XA_HEURHAZ, why))
         return BranchResult(
             view, False, "not done: the resource no longer knows it, and how it was completed is unknown"
         )
 
     @staticmethod
     def _not_done(log: DecisionLog | None, branch: Branch, answer: Answer, meaning: Meaning, *, against: bool) -> str:
-        said = answer.message if isinstance(answer, XaError) else answer.name
         if meaning is not Meaning.LATER:
             if log is not None:
-                log.note_heuristic(Heuristic(branch, HEURISTIC_CODE[meaning]))
-            return f"{meaning.value} ({said})"
+                log.note_heuristic(Heuristic(branch, HEURISTIC_CODE[meaning], text_of(answer)))
+            return f"{meaning.value} ({text_of(answer)})"
         if code_of(answer) in _UNKNOWN:
-            return f"unknown whether it was done: {said}; look again"
+            return f"unknown whether it was done: {text_of(answer)}; look again"
         if against and log is not None:
             log.drop_heuristic(branch)
-        return f"not done: {said}"
+        return f"not done: {text_of(answer)}"
 
     def _forget(self, view: BranchView) -> BranchResult:
         resource = self._resources.get(view.resource)

@@ -15,6 +15,7 @@ from xa.gtrid import incarnation_name
 from xa.open_string import shown
 from xa.printable import escaped
 from xa.secrets import masked
+from xabridge.operations.recovery_pass import noting_command
 from xabridge.operations.survey import DecisionKnowledge, State
 from xabridge.text import age, listed, several
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tm.config import Configuration
     from tm.resources import Resource
     from xabridge.operations.progress import Progress
+    from xabridge.operations.recovery_pass import Expected
     from xabridge.operations.site import Site
     from xabridge.operations.survey import Survey, TransactionView
 
@@ -62,8 +64,7 @@ def _log_checks(configuration: Configuration, deciders: Sequence[str]) -> Iterat
         if deciders:
             yield Check(Health.OK, "place", f"none: decisions live in {listed(deciders)}")
         else:
-            mend = 'set the place of the decisions: log = "file:///var/lib/xabridge/log"'
-            yield Check(Health.FAIL, "place", "no log is configured, and no resource decides", mend)
+            yield nowhere_decided()
         return
 
     try:
@@ -76,6 +77,12 @@ def _log_checks(configuration: Configuration, deciders: Sequence[str]) -> Iterat
     yield content_of(url, configuration.node)
 
 
+def nowhere_decided() -> Check:
+    """The check of a configuration without a place for decisions."""
+    advice = 'set the place of the decisions: log = "file:///var/lib/xabridge/log"'
+    return Check(Health.FAIL, "place", "no log is configured, and no resource decides", advice)
+
+
 def content_of(url: str, node: str, missing: Health = Health.OK) -> Check:
     """The check of the log's content. `missing`: what it is worth that there is no log."""
     try:
@@ -85,11 +92,11 @@ def content_of(url: str, node: str, missing: Health = Health.OK) -> Check:
             return Check(missing, "content", "there is no log yet; the first start makes it")
         return Check(missing, "content", f"there is no log: {shown(url)}", "restore it, or correct log")
     except LogDamaged as error:
-        return Check(Health.FAIL, "content", str(error), "restore the folder from an undamaged copy")
+        return Check(Health.FAIL, "content", str(error), "restore the log from an undamaged copy")
     except LogOfOtherVersion as error:
         return Check(Health.FAIL, "content", str(error))
     except (LogError, ValueError, OSError) as error:
-        return Check(Health.FAIL, "content", masked(str(error)), "give this user read access; its URL is log")
+        return Check(Health.FAIL, "content", masked(str(error)), "follow the message; its URL is log")
 
     found = f"log {image.log_id.hex()}, opened {several(image.openings, 'time')}"
     if image.node != node:
@@ -142,15 +149,17 @@ def silent(diagnosed: Mapping[str, Diagnosis]) -> list[str]:
 # --- what is in doubt -------------------------------------------------------------------------------------------------
 
 
-def examine_survey(found: Survey, told: Mapping[str, Diagnosis]) -> Iterator[Examined]:
-    """Orphans, node ids that clash, clocks; `told` is what the resource managers said before."""
+def examine_survey(expected: Expected, told: Mapping[str, Diagnosis], *, has_log: bool = True) -> Iterator[Examined]:
+    """Decisions, orphans, node ids that clash, clocks; `told` is what the resource managers said before. `has_log`:
+    there is one, in which an outcome can be noted."""
+    found = expected.found
     failed = {name for name, of in told.items() if any(check.health is Health.FAIL for check in of.checks)}
     for name, why in found.unreachable.items():
         if name not in failed:
             check = Check(Health.FAIL, "in doubt", f"the branches in doubt can't be read: {masked(why)}", "see above")
             yield Examined(name, check)
     if found.log_trouble is None:
-        yield Examined("decisions", _decisions(found))
+        yield from (Examined("decisions", check) for check in _decisions(expected, has_log=has_log))
     yield Examined("orphans", _orphans(found))
     yield Examined("node", _node(found))
     clock = _clock({name: of.clock_ahead_s for name, of in told.items()})
@@ -158,15 +167,24 @@ def examine_survey(found: Survey, told: Mapping[str, Diagnosis]) -> Iterator[Exa
         yield Examined("clock", clock)
 
 
-def _decisions(found: Survey) -> Check:
-    """Those that have not ended, wherever decisions are kept, as `recover list` counts them."""
+def _decisions(expected: Expected, *, has_log: bool) -> Iterator[Check]:
+    """Those that have not ended, wherever decisions are kept, as `recover list` counts them; and branches of them that
+    were not committed as decided."""
+    found = expected.found
     count = found.open_decisions + found.carried_out
     if not count:
-        return Check(Health.OK, "decisions", "none is open")
+        yield Check(Health.OK, "decisions", "none is open")
+        return
     told = [f"{found.open_decisions} of transactions in doubt"] if found.open_decisions else []
+    against = expected.not_carried_out
     if found.carried_out:
-        told.append(f"{found.carried_out} without a branch anywhere, which the next recovery pass ends")
-    return Check(Health.OK, "decisions", f"{several(count, 'decision')} open: {listed(told)}")
+        ends = "" if against else ", which the next recovery pass ends"
+        told.append(f"{found.carried_out} without a branch anywhere{ends}")
+
+    yield Check(Health.OK, "decisions", f"{several(count, 'decision')} open: {listed(told)}")
+    if against:
+        more = f"; {len(against) - 1} more like this" if len(against) > 1 else ""
+        yield Check(Health.WARN, "outcomes", against[0] + more, noting_command(has_log=has_log))
 
 
 def _orphans(survey: Survey) -> Check:
@@ -196,20 +214,29 @@ def _orphans(survey: Survey) -> Check:
 
 def _node(found: Survey) -> Check:
     """The check for branches of this node id that this log doesn't know: another process uses the id, or the log was
-    replaced."""
+    replaced. That is not known where the log can't be read. Branches that the log leaves alone because it is a copy, or
+    because the resource's data is older, are not another process's."""
     foreign = [
         view for view in found.transactions
         if view.decision is DecisionKnowledge.UNKNOWN and view.ours is not None and view.ours.node == found.node
     ]  # fmt: skip
     if not foreign:
         return Check(Health.OK, "node id", f"no other log of a node {found.node} shows")
+
+    what = f"{several(len(foreign), 'transaction')} of node {found.node} in doubt"
+    if not found.decisions_read:
+        unknown = f"{what}; whose they are is not known, because decisions can't be read"
+        return Check(Health.WARN, "node id", unknown, "see above")
+    older = [view for view in foreign if view.of_older or view.finished_before]
+    if older:
+        advice = f"restore the set from one point, or look at each: xabridge recover show {older[0].name}"
+        return Check(Health.FAIL, "node id", f"{what}, left alone: {older[0].why}", advice)
     logs = listed(sorted({_log_of(view) for view in foreign}))
     mend = (
         "give each process a node id of its own; if this node's log was replaced, restore the former one, or resolve "
         "its branches by hand: xabridge recover list"
     )
-    what = f"{several(len(foreign), 'transaction')} of node {found.node} in doubt whose decisions are in {logs}"
-    return Check(Health.FAIL, "node id", what, mend)
+    return Check(Health.FAIL, "node id", f"{what} whose decisions are in {logs}", mend)
 
 
 def _log_of(view: TransactionView) -> str:

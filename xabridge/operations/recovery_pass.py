@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tm.recovery import Action, Report
 from tm.recovery.recovery_pass import AGAINST, BEFORE, ELSEWHERE, OLDER
 from tm.resources.blocking_ports import BlockingPorts
 from tm.two_phase.return_codes import Verb
-from xa import ThreadOfControl, XaError, entered
+from xa import Gtrid, ThreadOfControl, XaError, entered
 from xa.coroutines import drive
 from xa.outcome_notes import BranchOutcome
 from xa.printable import escaped
-from xabridge.operations.survey import DecisionKnowledge, Survey, survey
+from xabridge.operations.survey import DecisionKnowledge, Survey, lone_branch, spelled, survey, usual_branches
 from xabridge.text import (
     NARROW,
     ending_command,
@@ -33,12 +33,13 @@ from xabridge.text import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from tm.log import Branch, DecisionLog
     from tm.recovery import Finding
     from tm.recovery.service import RecoveryService
     from xabridge.operations.progress import Progress
+    from xabridge.operations.scan import ScannedSite
     from xabridge.operations.site import OperationsTarget
     from xabridge.operations.survey import BranchView, TransactionView
 
@@ -59,6 +60,14 @@ _WHY_MISSING: Final = {
     BranchOutcome.ROLLED_BACK: f": {AGAINST}",
     BranchOutcome.LOST: f": {OLDER}",
 }
+_AGAINST: Final = frozenset({BranchOutcome.ROLLED_BACK, BranchOutcome.LOST})
+_NOT_CARRIED_OUT: Final = _AGAINST | {BranchOutcome.PREPARED}
+_LONE: Final = {
+    Action.ROLLED_BACK: DecisionKnowledge.NONE,
+    Action.LEFT_ALONE: DecisionKnowledge.UNKNOWN,
+    Action.STRANDED: DecisionKnowledge.UNKNOWN,
+}
+"""What is known of the decision of a branch of which this was done."""
 _DOING: Final = {Verb.COMMIT_AGAIN: "committed", Verb.ROLLBACK: "rolled back"}
 
 
@@ -96,7 +105,8 @@ def report_lines(report: Report, most: int | None = None) -> Iterator[str]:
     by_name: dict[str, list[Finding]] = {}
     for finding in report.findings:
         by_name.setdefault(transaction_name(finding.branch.xid), []).append(finding)
-    lines = [(name, tuple(_what(findings))) for name, findings in by_name.items()]
+    usual = usual_branches((Gtrid.of(of[0].branch.xid), len(of)) for of in by_name.values())
+    lines = [(name, (*_what(findings), *_lone(findings, usual))) for name, findings in by_name.items()]
     silent = "decided to commit; a resource manager it needs could not be asked"
     lines += [
         (gtrid_name(gtrid), (silent,))
@@ -151,6 +161,16 @@ def _what(findings: list[Finding]) -> Iterator[str]:
                 yield f"{action.value}{on}: {escaped(why)}"
 
 
+def _lone(findings: list[Finding], usual: Mapping[tuple[str, bytes], int]) -> Iterator[str]:
+    """What to say of a branch without a decision that was found alone, where others of its log are not."""
+    knowledge = _LONE.get(findings[0].action)
+    ours = Gtrid.of(findings[0].branch.xid)
+    if len(findings) > 1 or knowledge is None or ours is None or isinstance(ours.incarnation, int):
+        return  # a number is a pipeline's, whose branches are alone at times
+    if (ours.node, ours.log_id) in usual:
+        yield lone_branch(usual[ours.node, ours.log_id], knowledge)
+
+
 def _where(findings: list[Finding]) -> str:
     return ", ".join(escaped(finding.branch.resource) for finding in findings)
 
@@ -162,6 +182,10 @@ def _line(name: str, what: str) -> Iterator[str]:
         yield shown
         shown = ""
     yield from paragraph(what, shown.ljust(_WIDTH + 1), margin)
+
+
+MissingBranch: TypeAlias = "tuple[Branch, BranchOutcome | XaError]"
+"""A branch of a decision that is not there any more, and what became of it; the error where that can't be known now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,26 +200,57 @@ class Expected:
     def against(self) -> tuple[str, ...]:
         """What became of those branches that were surely not committed, a sentence each. A pass ends their decisions
         only if it can note that."""
+        return _sentences(one for one in self.missing if one[1] in _AGAINST)
+
+    @property
+    def not_carried_out(self) -> tuple[str, ...]:
+        """What became of those branches after which their decisions can't simply be ended, a sentence each."""
+        return _sentences(one for one in self.missing if not_carried_out([one]))
+
+    @property
+    def missing(self) -> tuple[MissingBranch, ...]:
+        """Those branches, each with its outcome."""
+        return tuple(zip(self.found.missing, self.outcomes, strict=True))
+
+    def missing_of(self, name: str) -> tuple[MissingBranch, ...]:
+        """Those of the decision that `name` names, or the one whose xid it is."""
+        wanted, short = spelled(name)
         return tuple(
-            f"{transaction_name(branch.xid)} on {escaped(branch.resource)}{_WHY_MISSING[outcome]}"
-            for branch, outcome in zip(self.found.missing, self.outcomes, strict=True)
-            if outcome is BranchOutcome.ROLLED_BACK or outcome is BranchOutcome.LOST
-        )
+            (branch, outcome) for branch, outcome in self.missing
+            if transaction_name(branch.xid) == short or str(branch.xid) == wanted
+        )  # fmt: skip
+
+    @property
+    def known_committed(self) -> int:
+        """How many of those branches are known to be committed."""
+        return self.outcomes.count(BranchOutcome.COMMITTED)
 
     @property
     def unsolved(self) -> bool:
         """Whether something of this node is in doubt, or would be after a pass."""
-        left = any(
-            outcome in {BranchOutcome.ROLLED_BACK, BranchOutcome.LOST, BranchOutcome.PREPARED}
-            or isinstance(outcome, XaError)
-            for outcome in self.outcomes
-        )
-        return left or self.found.unsolved(self.found.transactions)
+        return bool(self.not_carried_out) or self.found.unsolved(self.found.transactions)
 
 
-def expectation(place: OperationsTarget) -> Expected:
-    """Looks, and asks what a pass would ask; it changes nothing."""
-    found = survey(place.look())
+def _sentences(missing: Iterable[MissingBranch]) -> tuple[str, ...]:
+    return tuple(
+        f"{transaction_name(branch.xid)} on {escaped(branch.resource)}{_why_missing(outcome)}"
+        for branch, outcome in missing
+    )
+
+
+def noting_command(*, has_log: bool) -> str:
+    """What to do about a branch that was not committed as decided. `has_log`: there is a log to note it in."""
+    if has_log:
+        return "compare the data; xabridge recover run notes it, and xabridge recover forget ends it then"
+    return (
+        "compare the data; its decision is kept until there is a log to note the outcome in: configure one beside the "
+        'resource that decides, log = "file:///folder", then xabridge recover run'
+    )
+
+
+def expectation(place: OperationsTarget, seen: ScannedSite | None = None) -> Expected:
+    """Looks, unless that was done (`seen`), and asks what a pass would ask; it changes nothing."""
+    found = survey(place.look() if seen is None else seen)
     with entered(ThreadOfControl()):
         outcomes = drive(BlockingPorts(place.resources, None).outcomes(found.missing))
     return Expected(found, tuple(outcomes))
@@ -205,7 +260,7 @@ def expected(what: Expected, most: int | None = None) -> Iterator[str]:
     """The lines of `run --dry-run`: the actions of a pass now, as in `report_lines`."""
     found = what.found
     lines = {view.name: tuple(would(view)) for view in found.transactions}
-    for branch, outcome in zip(found.missing, what.outcomes, strict=True):
+    for branch, outcome in what.missing:
         name = transaction_name(branch.xid)
         lines[name] = (*lines.get(name, ()), _of_missing(branch, outcome))
     yield from _listed([(name, said) for name, said in lines.items() if said], most)
@@ -239,6 +294,8 @@ def would(view: TransactionView) -> Iterator[str]:
         yield f"would be committed on {_on(others)}"
     elif others:
         yield f"would be rolled back on {_on(others)}, unless it is decided before"
+        if view.lone:
+            yield view.lone
 
 
 def _on(branches: Sequence[BranchView]) -> str:
@@ -247,10 +304,29 @@ def _on(branches: Sequence[BranchView]) -> str:
 
 def _of_missing(branch: Branch, outcome: BranchOutcome | XaError) -> str:
     """What a pass would say of a branch that was decided to commit and is not there any more."""
-    where = escaped(branch.resource)
+    what = _MISSING[BranchOutcome.UNKNOWN if isinstance(outcome, XaError) else outcome]
+    return f"{what} on {escaped(branch.resource)}{_why_missing(outcome)}"
+
+
+def _why_missing(outcome: BranchOutcome | XaError) -> str:
     if isinstance(outcome, XaError):
-        return f"not there any more on {where}, and its outcome can't be known now: {escaped(outcome.message)}"
-    return f"{_MISSING[outcome]} on {where}{_WHY_MISSING[outcome]}"
+        return f", and its outcome can't be known now: {escaped(outcome.message)}"
+    return _WHY_MISSING[outcome]
+
+
+def finished_lines(missing: Sequence[MissingBranch], *, has_log: bool) -> Iterator[str]:
+    """The lines of `show` about the branches of a decision that has not ended, and of which none is there any more."""
+    yield transaction_name(missing[0][0].xid)
+    yield "  decision  commit, and has not ended"
+    for branch, outcome in missing:
+        yield from paragraph(_of_missing(branch, outcome), " " * 12, " " * 12)
+    command = noting_command(has_log=has_log) if not_carried_out(missing) else "xabridge recover run"
+    yield from paragraph(command, "  next      ", " " * 12)
+
+
+def not_carried_out(missing: Iterable[MissingBranch]) -> bool:
+    """Whether one of these branches was not committed, or may not be."""
+    return any(isinstance(outcome, XaError) or outcome in _NOT_CARRIED_OUT for _, outcome in missing)
 
 
 def _absent(view: TransactionView) -> tuple[str, ...]:

@@ -143,11 +143,14 @@ class Site:
         if self.configuration.log is None:
             return None
         try:
-            return _checked(look_at_log, self.configuration.log, self.configuration.node)
+            image = _checked(look_at_log, self.configuration.log, self.node)
         except LogMissing:
             return None
         except LogError as error:
             return error
+        if image.node != self.node:
+            return LogError(f"the log is that of node {image.node}, not of {self.node}")
+        return image
 
     @contextmanager
     def holding_the_log(self) -> Iterator[DecisionLog | None]:

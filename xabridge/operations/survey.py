@@ -46,8 +46,9 @@ class State(Enum):
 IN_DOUBT: Final = frozenset({State.PREPARED, State.HEURISTIC, State.IN_DOUBT, State.NOT_REACHED})
 
 _COUNTED: Final = {2: "two", 3: "three"}
-_UNDECIDED: Final = frozenset({State.PREPARED, State.IN_DOUBT})
-"""A branch of these that is not noted shows that its decision has not ended."""
+WAITING: Final = frozenset({State.PREPARED, State.IN_DOUBT})
+"""The states in which a branch can be committed or rolled back. One of these that is not noted shows that its decision
+has not ended."""
 
 
 class DecisionKnowledge(Enum):
@@ -62,10 +63,15 @@ class DecisionKnowledge(Enum):
     """It is kept in a place that this command can't read."""
 
 
+_LONE: Final = frozenset({DecisionKnowledge.NONE, DecisionKnowledge.UNKNOWN})
+"""A branch whose decision is one of these does not know its siblings."""
+
+
 @dataclass(frozen=True, slots=True)
 class BranchView:
-    """One branch. `noted` is the heuristic outcome that the log has of it; `configured`: its resource is; `also` are
-    further resources that list it, because they are on the same server."""
+    """One branch. `noted` is the heuristic outcome that the log has of it, and `noted_why` what the log has about that
+    in words; `configured`: its resource is; `also` are further resources that list it, because they are on the same
+    server."""
 
     resource: str
     xid: Xid
@@ -79,6 +85,7 @@ class BranchView:
     configured: bool = True
     origin: Origin | None = None
     also: tuple[str, ...] = ()
+    noted_why: str = ""
 
     def is_on(self, resources: Collection[str]) -> bool:
         """Whether one of these resources has it."""
@@ -90,8 +97,9 @@ class TransactionView:
     """One global transaction. `why` says in words what `decision` rests on; `in_log`: its decision is this log's to
     tell, `decider` names the resource whose it is, where one decides; `at_work`: another process of this node is, so
     that recovery leaves it alone. `finished_before`: it was over, as this node has noted, so that its branches can only
-    be in data that is older; `lone`: its decision is not known here, and it has one branch where others of the same log
-    have more, so that the missing ones may be committed."""
+    be in data that is older; `of_older`: of this node, and its log or the resource that decides is here and leaves it
+    alone, because it is a copy, or does not know of it. `lone`, what to say of it where it has no decision, or one that
+    is not known here, and one branch where others of the same log have more."""
 
     format_id: int
     gtrid: bytes
@@ -102,7 +110,8 @@ class TransactionView:
     decider: str | None = None
     at_work: bool = False
     finished_before: bool = False
-    lone: bool = False
+    lone: str = ""
+    of_older: bool = False
 
     @property
     def origin(self) -> Origin | None:
@@ -139,6 +148,8 @@ class Survey:
     log_trouble: str | None = None
     open_decisions: int = 0
     carried_out: int = 0
+    decisions_read: bool = True
+    """Whether the log, if there is one, and every resource that decides could be read."""
     missing: tuple[Branch, ...] = ()
     """The branches, each with its note, of which the next pass says what became of them: those of decisions that it
     ends, and that no resource manager lists any more."""
@@ -235,9 +246,10 @@ class _Surveyor:
         transactions = _with_lone_ones([self._transaction(*key, branches) for key, branches in found.items()])
         transactions.sort(key=lambda view: (-max(branch.age_s or 0.0 for branch in view.branches), view.name))
         trouble = str(seen.log) if isinstance(seen.log, LogError) else None
+        decisions_read = trouble is None and seen.unreachable.keys().isdisjoint(seen.deciding)
         return Survey(
             seen.node, len(seen.configured), tuple(transactions), dict(seen.unreachable), trouble, open_decisions,
-            carried_out, tuple(missing),
+            carried_out, decisions_read, tuple(missing),
         )  # fmt: skip
 
     def _view(self, resource: str, branch: InDoubtBranch, *, tells: bool) -> BranchView:
@@ -247,6 +259,7 @@ class _Surveyor:
         return BranchView(
             resource, branch.xid, state, branch.age_s, branch.owner, outcome, branch.holdings, branch.omitted,
             note.code if note is not None else None, origin=origin_of(branch.xid, self._seen.origins),
+            noted_why=note.why if note is not None else "",
         )  # fmt: skip
 
     def _each_once(self, key: tuple[int, bytes], branches: list[BranchView]) -> list[BranchView]:
@@ -277,7 +290,7 @@ class _Surveyor:
             if xid not in listed:
                 yield BranchView(
                     note.branch.resource, xid, State.HEURISTIC, outcome=note.code, noted=note.code,
-                    configured=note.branch.resource in self._seen.configured,
+                    configured=note.branch.resource in self._seen.configured, noted_why=note.why,
                 )  # fmt: skip
 
     def _decisions(self) -> Iterator[Decision]:
@@ -317,8 +330,11 @@ class _Surveyor:
             return TransactionView(format_id, gtrid, DecisionKnowledge.UNKNOWN, why, rows)
         if whose.claim is Claim.FINISHED:
             return TransactionView(format_id, gtrid, DecisionKnowledge.UNKNOWN, whose.why, rows, finished_before=True)
+        here = self._ownership.deciders.keys() | ({self._ownership.log_id} - {b""})
         if not whose.is_ours and not at_work:
-            return TransactionView(format_id, gtrid, DecisionKnowledge.UNKNOWN, self._explained(ours, whose.why), rows)
+            why = self._explained(ours, whose.why)
+            of_older = ours.node == self._seen.node and ours.log_id in here
+            return TransactionView(format_id, gtrid, DecisionKnowledge.UNKNOWN, why, rows, of_older=of_older)
 
         in_log = self._image is not None and ours.log_id == self._image.log_id
         decider = None if in_log else self._ownership.deciders[ours.log_id]
@@ -331,7 +347,7 @@ class _Surveyor:
         if at_work:
             why = f"{where} has none yet: {whose.why}"
             return TransactionView(format_id, gtrid, DecisionKnowledge.NONE, why, rows, in_log, decider, at_work)
-        if not any(branch.state in _UNDECIDED and branch.noted is None for branch in rows):
+        if not any(branch.state in WAITING and branch.noted is None for branch in rows):
             why = f"{where} has none any more: {_what_was_decided(rows)}"
             return TransactionView(format_id, gtrid, DecisionKnowledge.ENDED, why, rows, in_log, decider)
         why = f"{where} has none: under way, or rolled back by the next recovery"
@@ -362,30 +378,36 @@ def _what_was_decided(branches: Sequence[BranchView]) -> str:
 def _with_lone_ones(transactions: Iterable[TransactionView]) -> list[TransactionView]:
     """The same transactions; those are marked of which a branch is left where others of the same log have more."""
     views = list(transactions)
-    usual: dict[tuple[str, bytes], Counter[int]] = {}
-    for view in views:
-        ours = view.ours
-        if ours is not None and len(view.branches) > 1:
-            usual.setdefault((ours.node, ours.log_id), Counter())[len(view.branches)] += 1
+    usual = usual_branches((view.ours, len(view.branches)) for view in views)
     return [_marked(view, usual) for view in views]
 
 
-def _marked(view: TransactionView, usual: Mapping[tuple[str, bytes], Counter[int]]) -> TransactionView:
+def usual_branches(found: Iterable[tuple[Gtrid | None, int]]) -> dict[tuple[str, bytes], int]:
+    """Node and log → how many branches most transactions of it have, of those that have more than one. `found`: the
+    gtrid and the number of branches of each transaction."""
+    counted: dict[tuple[str, bytes], Counter[int]] = {}
+    for gtrid, count in found:
+        if gtrid is not None and count > 1:
+            counted.setdefault((gtrid.node, gtrid.log_id), Counter())[count] += 1
+    return {log: counts.most_common(1)[0][0] for log, counts in counted.items()}
+
+
+def _marked(view: TransactionView, usual: Mapping[tuple[str, bytes], int]) -> TransactionView:
     ours = view.ours
-    if (
-        view.decision is not DecisionKnowledge.UNKNOWN
-        or ours is None
-        or view.origin is not None
-        or len(view.branches) > 1
-    ):
+    if view.decision not in _LONE or ours is None or view.origin is not None or len(view.branches) > 1 or view.at_work:
         return view
-    counts = usual.get((ours.node, ours.log_id))
-    if counts is None:
+    count = usual.get((ours.node, ours.log_id))
+    if count is None:
         return view
-    ((count, _),) = counts.most_common(1)
+    lone = lone_branch(count, view.decision)
+    return replace(view, lone=lone, why=f"{view.why}; {lone}")
+
+
+def lone_branch(count: int, decision: DecisionKnowledge) -> str:
+    """What to say of a transaction of which one branch is left, where others of its log have `count`."""
     others = "the other" if count == 2 else "the others"
-    left = f"one of usually {_COUNTED.get(count, count)} branches is left; {others} may be committed"
-    return replace(view, lone=True, why=f"{view.why}; {left}")
+    maybe = "may be committed" if decision is DecisionKnowledge.UNKNOWN else "may be committed by hand, or not prepared"
+    return f"one of usually {_COUNTED.get(count, count)} branches is left; {others} {maybe}"
 
 
 def state_of(branch: BranchView) -> str:
@@ -442,8 +464,7 @@ class NotFound(Exception):
 
 def find(name: str, transactions: Sequence[TransactionView]) -> tuple[TransactionView, tuple[BranchView, ...]]:
     """The transaction that `name` names, and of its branches those that it names."""
-    wanted = name.strip().removesuffix("…")
-    short = wanted.replace(":", "·").replace("/", "·")
+    wanted, short = spelled(name)
     found = [view for view in transactions if view.ours is not None and view.name == short]
     if not found:
         for view in transactions:
@@ -457,6 +478,12 @@ def find(name: str, transactions: Sequence[TransactionView]) -> tuple[Transactio
         names = [str(view.branches[0].xid) for view in found]
         raise NotFound(f"{name}: this names {len(found)} transactions; choose one by its xid: {listed(names)}")
     return found[0], found[0].branches
+
+
+def spelled(name: str) -> tuple[str, str]:
+    """The name as an xid and as the short name of a transaction."""
+    wanted = name.strip().removesuffix("…")
+    return wanted, wanted.replace(":", "·").replace("/", "·")
 
 
 def _begins(view: TransactionView, wanted: str) -> bool:

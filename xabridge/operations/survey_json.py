@@ -18,12 +18,11 @@ from xabridge.operations.survey import BranchView, DecisionKnowledge, State, Sur
 from xabridge.text import transaction_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from tm.log import Branch
     from tm.recovery import Report
     from xa import Gtrid
-    from xa.outcome_notes import BranchOutcome
+    from xabridge.operations.recovery_pass import MissingBranch
 
 MOST: Final = 500
 """Transactions that a node sends, the oldest first."""
@@ -59,7 +58,7 @@ def transaction_value(view: TransactionView) -> dict[str, Any]:
         "decision": view.decision.value,
         "decider": view.decider,
         "why": view.why,
-        "lone": view.lone,
+        "lone": bool(view.lone),
         "origin": view.origin.transaction if view.origin is not None else None,
         "branches": [_branch_value(branch) for branch in view.branches],
     }
@@ -79,6 +78,7 @@ def _branch_value(branch: BranchView) -> dict[str, Any]:
         "owner": branch.owner,
         "outcome": branch.outcome.name if branch.outcome is not None else None,
         "noted": branch.noted.name if branch.noted is not None else None,
+        "noted_why": branch.noted_why,
         "holds": [
             {
                 "relation": holding.relation.name.lower(),
@@ -96,13 +96,19 @@ def _branch_value(branch: BranchView) -> dict[str, Any]:
     }
 
 
-def missing_value(branch: Branch, outcome: BranchOutcome | XaError) -> dict[str, Any]:
-    """A branch of a decision that is not there any more, and what became of it; null where that can't be known now."""
+def missing_value(missing: Iterable[MissingBranch]) -> dict[str, Any]:
+    """Branches of decisions that are not there any more, and what became of each; null where that can't be known
+    now."""
     return {
-        "transaction": transaction_name(branch.xid),
-        "resource": branch.resource,
-        "xid": str(branch.xid),
-        "outcome": None if isinstance(outcome, XaError) else outcome.name.lower().replace("_", "-"),
+        "missing": [
+            {
+                "transaction": transaction_name(branch.xid),
+                "resource": branch.resource,
+                "xid": str(branch.xid),
+                "outcome": None if isinstance(outcome, XaError) else outcome.name.lower().replace("_", "-"),
+            }
+            for branch, outcome in missing
+        ]
     }
 
 
@@ -187,12 +193,13 @@ def decode_transaction(value: dict[str, Any]) -> TransactionView:
         value["in_log"] is True,
         _text_or_none(value["decider"]),
         value["at_work"] is True,
-        lone=value["lone"] is True,
+        lone=str(value["lone"]),
     )
 
 
 def _encode_branch(branch: BranchView) -> dict[str, Any]:
     origin = branch.origin
+
     return {
         "resource": branch.resource,
         "xid": str(branch.xid),
@@ -203,6 +210,7 @@ def _encode_branch(branch: BranchView) -> dict[str, Any]:
         "holdings": [[one.relation.value, one.place, one.unit, one.count, one.note] for one in branch.holdings],
         "omitted": branch.omitted,
         "noted": _name(branch.noted),
+        "noted_why": branch.noted_why,
         "configured": branch.configured,
         "origin": None if origin is None else [origin.transaction, origin.branch, origin.command],
         "also": list(branch.also),
@@ -228,6 +236,7 @@ def _decode_branch(value: dict[str, Any]) -> BranchView:
         value["configured"] is True,
         None if origin is None else Origin(*map(str, origin)),
         tuple(str(one) for one in _list(value["also"])),
+        str(value["noted_why"]),
     )
 
 

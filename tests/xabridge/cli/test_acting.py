@@ -170,7 +170,9 @@ def test_a_heuristic_rollback_is_noted(field: Field, xabridge: Xabridge) -> None
     for _ in range(2):
         said = xabridge("recover", "run")
         assert said.code == xabridge("recover", "list").code == 3
-        assert "completed on its own, noted on shop: it waits to be forgotten" in said.words
+        assert (
+            "completed on its own, noted on shop: an operator did it: recover rollback; it waits to be forgotten"
+        ) in said.words
     assert data(field) == {"order"}, "split, as was asked for"
     assert "heurrb       ended     shop" in xabridge("recover", "list").out
     said = xabridge("recover", "forget", NAME, "--yes")

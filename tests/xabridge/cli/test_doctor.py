@@ -18,6 +18,7 @@ from xa import Code
 from xa.diagnosis import Check, Diagnosis, Health
 from xabridge.cli.doctor import lines
 from xabridge.operations.diagnosis import Examined, examine_survey
+from xabridge.operations.recovery_pass import Expected
 from xabridge.operations.survey import Survey
 from xabridge.testing.in_process import TestBroker
 
@@ -179,7 +180,7 @@ def test_a_resource_manager_that_does_not_diagnose_is_opened(field: Field, xabri
 def test_clocks() -> None:
     for ahead_s, health in ((4.9, Health.OK), (-37.0, Health.WARN), (5.0, Health.WARN)):
         told = {"shop": Diagnosis((), ahead_s), "broker": Diagnosis((), None)}
-        (clock,) = [of.check for of in examine_survey(Survey("n", 2, ()), told) if of.subject == "clock"]
+        (clock,) = [of.check for of in examine_survey(Expected(Survey("n", 2, ()), ()), told) if of.subject == "clock"]
         assert clock.health is health
         assert ahead_s > 0 or "shop 37 s behind" in clock.found
     (line,) = lines(Examined("x\x1b", Check(Health.OK, "it", "a\x07b")))

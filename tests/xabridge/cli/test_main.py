@@ -1,5 +1,5 @@
 """These tests cover the command itself: its help, the modules that it loads for that, completion in shells, output that
-can't be written, and docs/recover.md, which shows what the commands print.
+can't be written, docs/recover.md, which shows what the commands print, and its table of exit codes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -19,7 +20,10 @@ from pathlib import Path
 import pytest
 
 import tm
+from tests.postgres import Postgres
 from tests.xabridge.cli.field import OTHER_LOG, OTHERS, ROOT, Field, Xabridge
+from tm.log import DecisionLog
+from tm.log.factory import open_log
 from xabridge.cli.main import GROUP, main, make_parser, summary_of
 from xabridge.exit_codes import Exit
 from xabridge.testing.contract.client import case
@@ -41,6 +45,15 @@ ENDS = {"a full disk": (1, FULL), "nobody reads": (141, ""), "nowhere": (0, "")}
 MANUAL = (ROOT / "docs" / "recover.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^```console\n\$ xabridge ([^\n]*)\n(.*?)^```", MANUAL, re.DOTALL | re.MULTILINE)
 MENTIONED = sorted(set(re.findall(r"`xabridge ((?:recover|doctor|completion) ?[^`|>]*)`?", MANUAL)))
+
+
+CODES = re.search(r"^\| what is so \| (.*?) \|\n\|[-|]*\n(.*?)\n\n", MANUAL, re.DOTALL | re.MULTILINE)
+assert CODES is not None
+EXIT_CODES = {
+    row.partition(" | ")[0].removeprefix("| "): [int(code) for code in re.findall(r"\| (\d)(?= )", row)]
+    for row in CODES[2].splitlines()
+}
+"""What is so → the exit code of each command, as the manual has it."""
 
 
 def test_help_loads_no_command() -> None:
@@ -218,3 +231,96 @@ def test_the_manual_tells_commands_and_exit_codes_that_there_are() -> None:
             make_parser(words[0]).parse_args(words)
     table = dict(re.findall(r"^\| (\d) \| (.*?) \|", MANUAL, re.MULTILINE))
     assert {int(code) for code in table} == set(map(int, Exit))
+
+
+# --- exit codes -------------------------------------------------------------------------------------------------------
+RUNS = (("recover", "list"), ("recover", "run", "--dry-run"), ("recover", "run"), ("doctor",), ("check",))
+
+
+def nothing(field: Field) -> None:
+    field.open_log().close()
+
+
+def no_log(field: Field) -> None:
+    assert not field.log_folder.exists()
+
+
+def damaged(field: Field) -> None:
+    field.open_log().close()
+    (segment,) = field.log_folder.glob("segment-*")
+    segment.write_bytes(b"?" + segment.read_bytes()[1:])
+
+
+def another_nodes(field: Field) -> None:
+    field.open_log().close()
+    field.config.write_text(field.config.read_text().replace("orders-1", "orders-9"))
+
+
+def held(field: Field) -> DecisionLog:
+    return field.open_log()
+
+
+def waits(field: Field) -> None:
+    field.open_log().close()
+    field.prepare("shop", field.gtrid(1))
+
+
+def elsewhere(field: Field) -> None:
+    field.open_log().close()
+    field.prepare("shop", field.gtrid(1, log_id=OTHER_LOG))
+
+
+def unreachable(field: Field) -> None:
+    field.open_log().close()
+    field.configure("broker", urls=[("shop", field.url("shop", socket="nowhere"))])
+
+
+def no_configuration(field: Field) -> None:
+    field.config.write_text("nodes = 1\n")
+
+
+STATES: dict[str, Callable[[Field], DecisionLog | None]] = {
+    "nothing is in doubt": nothing,
+    "there is no log yet": no_log,
+    "the log is damaged": damaged,
+    "the log is another node's": another_nodes,
+    "another process holds the log": held,
+    "a branch waits for recovery": waits,
+    "a branch of this node has its decision elsewhere": elsewhere,
+    "a resource manager can't be reached": unreachable,
+    "the configuration can't be read": no_configuration,
+}
+NOT_FORCING = "the log is in a PostgreSQL that does not force"
+
+
+def codes_of(state: str) -> list[int]:
+    ((_, codes),) = [(row, codes) for row, codes in EXIT_CODES.items() if row.startswith(state)]
+    return codes
+
+
+def ended_with(field: Field, xabridge: Xabridge) -> list[int]:
+    """The exit code of each command, as the columns of the table have them."""
+    copied = xabridge("log", "backup", str(field.folder / "copy"))
+    shown, *others = (xabridge(*command) for command in RUNS if command != ("recover", "run"))
+    run = xabridge("recover", "run")
+    dry_run, doctor, check = others
+    return [one.code for one in (shown, dry_run, run, doctor, check, copied)]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_exit_codes_are_those_of_the_table(field: Field, xabridge: Xabridge, state: str) -> None:
+    assert all(any(row.startswith(one) for one in (*STATES, NOT_FORCING)) for row in EXIT_CODES)
+    kept = STATES[state](field)
+    assert ended_with(field, xabridge) == codes_of(state)
+    if kept is not None:
+        kept.close()
+
+
+def test_exit_codes_where_the_log_is_not_forced(field: Field, xabridge: Xabridge, postgres: Postgres) -> None:
+    """A manager does not open it; so no command says that all is well."""
+    url = postgres.create_database()
+    open_log(url, "orders-1").close()
+    off = f"{url}?options=-csynchronous_commit%3Doff"
+    field.config.write_text(field.config.read_text().replace(f"file://{field.log_folder}", off))
+    assert ended_with(field, xabridge) == codes_of(NOT_FORCING)
+    assert "synchronous_commit is off" in xabridge("recover", "list").words

@@ -38,10 +38,14 @@ REPORT = """\
 orders-2·c07d11·114  left alone: belongs to node orders-2, log 7f3a000000000001
 orders-1·3fa91c·8231 committed on broker, shop
 orders-1·3fa91c·9000 rolled back on broker
+                     one of usually two branches is left; the other may be
+                     committed by hand, or not prepared
 """
 DRY = """\
 orders-1·3fa91c·8231 would be committed on broker and shop
 orders-1·3fa91c·9000 would be rolled back on broker, unless it is decided before
+                     one of usually two branches is left; the other may be
+                     committed by hand, or not prepared
 orders-2·c07d11·114  would be left alone: another node's: its log is not here
                      (node orders-2, log 7f3a000000000001)
 """

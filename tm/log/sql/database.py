@@ -101,10 +101,7 @@ class Database:
     def prepare(self, *beside: MetaData) -> None:
         """Makes the tables where there are none, and those that stand `beside` them, and checks them. LogError: they
         can't hold a log, or are another version's, and nothing was changed."""
-        with self.engine.connect() as connection:
-            if not self.is_sqlite:
-                self._check_forces(connection)
-
+        self.check_forces()
         engine = self.engine.execution_options(isolation_level="SERIALIZABLE" if self.is_sqlite else "READ COMMITTED")
         with engine.begin() as connection:
             if self.is_sqlite:
@@ -146,12 +143,16 @@ class Database:
                 raise
             return ""
 
-    def _check_forces(self, connection: Connection) -> None:
-        for setting in postgres.settings_off(connection, "fsync", "synchronous_commit"):
-            raise LogError(
-                f"{self}: {setting} is off, so what PostgreSQL commits may be lost. Turn it on for this user: "
-                f"a decision that is lost leaves branches that can't be resolved"
-            )
+    def check_forces(self) -> None:
+        """LogError: what is committed may be lost, as PostgreSQL is set."""
+        if self.is_sqlite:
+            return
+        with self.engine.connect() as connection:
+            for setting in postgres.settings_off(connection, "fsync", "synchronous_commit"):
+                raise LogError(
+                    f"{self}: {setting} is off, so what PostgreSQL commits may be lost. Turn it on for this user: "
+                    f"a decision that is lost leaves branches that can't be resolved"
+                )
 
     def _is_there(self, connection: Connection) -> bool:
         """Whether there is a decision log. LogDamaged: the table with its version is missing."""

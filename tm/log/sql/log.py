@@ -454,9 +454,11 @@ def read_heuristics(database: Database, node: str) -> Sequence[Heuristic]:
 
 
 def read_sql_log(url: str, node: str) -> LogImage:
-    """The log of `node` as it stands in its database; who holds it is not disturbed. LogMissing when there is none."""
+    """The log of `node` as it stands in its database; who holds it is not disturbed. LogMissing when there is none.
+    LogError also where it could not be opened, because the database does not force what it commits."""
     with looked_at(url) as database:
         try:
+            database.check_forces()
             return _image(database, node)
         except SQLAlchemyError as error:
             raise _unusable(database, "read", error) from None
