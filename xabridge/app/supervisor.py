@@ -22,7 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tm import ConfigurationError
 from tm.log.factory import folder_of
+from xa.open_string import host_and_port
 from xabridge.exit_codes import Exit
 
 if TYPE_CHECKING:
@@ -206,6 +208,7 @@ def source_files(folder: Path) -> dict[Path, int]:
 
 
 _FILE: Final = "file://"
+_LAST_PORT: Final = 65535
 
 
 def configuration_of(configuration: Configuration, number: int) -> Configuration:
@@ -215,11 +218,31 @@ def configuration_of(configuration: Configuration, number: int) -> Configuration
     If there is a log, also beside a resource that decides, each process needs a node and a log of its own, because a
     log belongs to one process at a time; and they must be the same after a restart, because only their node finishes
     what was left in doubt under it. So process 1 has the node and the log of the configuration, and process number 2
-    has `<node>-2` and, in files, `<log>-2`.
+    has `<node>-2` and, in files, `<log>-2`. Where pages are served, process 1 has the port of `http`, and process
+    number 2 the next one. ConfigurationError: there is no such port.
     """
-    if number == 1 or configuration.log is None:
+    if number == 1:
         return configuration
-    return replace(configuration, node=f"{configuration.node}-{number}", log=_numbered(configuration.log, number))
+    own = replace(configuration, http=_numbered_port(configuration.http, number))
+    if own.log is None:
+        return own
+    return replace(own, node=f"{own.node}-{number}", log=_numbered(own.log, number))
+
+
+def configuration_to_recover(configuration: Configuration, number: int) -> Configuration:
+    """The configuration of a manager that finishes what the process `number` has left behind, and serves no page."""
+    own = configuration_of(replace(configuration, http=None), number)
+    return replace(own, http_token_env=None, http_act_token_env=None)
+
+
+def _numbered_port(http: str | None, number: int) -> str | None:
+    if http is None:
+        return None
+    host, port = host_and_port(http)
+    if port and port + number - 1 > _LAST_PORT:
+        raise ConfigurationError(f"http {http}: process {number} would need port {port + number - 1}: begin lower")
+    host = f"[{host}]" if ":" in host else host
+    return f"{host}:{port + number - 1 if port else 0}"
 
 
 def _numbered(log: str, number: int) -> str:

@@ -67,12 +67,28 @@ def run(arguments: Namespace) -> int:
     logging.basicConfig(level=arguments.log_level, format=f"%(asctime)s %(levelname)s{name} %(name)s: %(message)s")
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 — as the interpreter has it for a script
     try:
-        if arguments.process is None and (arguments.workers > 1 or arguments.reload):
-            return _supervise(arguments)
+        if arguments.process is None:
+            advice = advice_for(arguments.workers)
+            if advice:
+                logger.info(advice)
+            if arguments.workers > 1 or arguments.reload:
+                return _supervise(arguments)
         return _work(arguments)
     except ConfigurationError as error:
         print(f"xabridge run: {error}", file=sys.stderr)
         return Exit.USAGE
+
+
+def advice_for(processes: int) -> str:
+    """What to say where there are more processors than processes, of which each keeps one busy at most; or nothing."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if processes >= processors:
+        return ""
+    running = "1 process keeps 1" if processes == 1 else f"{processes} processes keep {processes}"
+    return (
+        f"{running} of {processors} processors busy at most: if messages wait while this is so, "
+        f"--workers {processors} handles more of them"
+    )
 
 
 def _configuration(app: App, arguments: Namespace) -> Configuration:
@@ -87,7 +103,7 @@ def _work(arguments: Namespace) -> int:
     any more: as long as it runs, because their resources may be away now."""
     from tm import ConfigurationError, TransactionManager  # noqa: PLC0415 — as above
     from xabridge.app.app import find_app  # noqa: PLC0415 — as above
-    from xabridge.app.supervisor import configuration_of, left_behind  # noqa: PLC0415
+    from xabridge.app.supervisor import configuration_of, configuration_to_recover, left_behind  # noqa: PLC0415
 
     number = arguments.process or 1
     if arguments.process is not None:
@@ -105,7 +121,7 @@ def _work(arguments: Namespace) -> int:
         with ExitStack() as open_beside:
             for gone in left_behind(configuration, arguments.workers) if number == 1 else ():
                 logger.warning("process %d has a log, and is not among %d: recovering", gone, arguments.workers)
-                open_beside.enter_context(TransactionManager.from_config(configuration_of(configuration, gone)))
+                open_beside.enter_context(TransactionManager.from_config(configuration_to_recover(configuration, gone)))
             queues = ", ".join(declared.settings.queue for declared in app.consumers) or "no queue"
             logger.info("%s works as node %s, for %s", arguments.app, own.node, queues)
             app.run()

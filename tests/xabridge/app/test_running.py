@@ -9,7 +9,9 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ import pytest
 
 from rm_amqp import Message
 from tests.waiting import until
-from tm import Configuration, ResourceConfig, TransactionManager
-from xabridge.app.supervisor import configuration_of, left_behind
+from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager
+from xabridge.app.supervisor import configuration_of, configuration_to_recover, left_behind
+from xabridge.cli.run import advice_for
 from xabridge.testing import TestBroker
+from xabridge.testing.ports import free_port
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 60.0
@@ -54,10 +58,10 @@ class Shop:
         self.log = folder / "run.log"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def write(self, program: str) -> None:
+    def write(self, program: str, settings: str = "") -> None:
         (self.folder / "a_shop.py").write_text(program)
         (self.folder / "xabridge.toml").write_text(
-            f'node = "run"\nlog = "file://{self.folder}/log"\nrecovery_interval_s = 0.5\n'
+            f'{settings}node = "run"\nlog = "file://{self.folder}/log"\nrecovery_interval_s = 0.5\n'
             f'[resources]\nbroker = "{self.broker.url}"\nother = "{self.other.url}"\n'
         )
 
@@ -138,6 +142,38 @@ def test_two_processes_work_one_is_killed_in_the_midst_and_nothing_is_lost_or_do
     assert "process 2 has a log, and is not among 1: recovering" in shop.log.read_text()
 
 
+def test_each_process_serves_its_pages_and_a_second_ctrl_c_does_not_wait(shop: Shop) -> None:
+    http, following = free_port(), free_port()
+    while following != http + 1:
+        http, following = following, free_port()
+    shop.write(SHOP, f'http = "127.0.0.1:{http}"\n')
+    shop.run("--workers", "2")
+    shop.put(13)  # it hangs
+    shop.wait_for((shop.folder / "hangs").exists)
+    shop.wait_for(lambda: all(is_ready(port) for port in (http, http + 1)))
+    children = children_of(shop.process.pid)
+    shop.process.send_signal(signal.SIGINT)
+    until(lambda: sum(map(is_alive, children)) == 1, shop.log.read_text)  # the one whose handler hangs
+    assert shop.process.poll() is None
+    shop.process.send_signal(signal.SIGINT)
+    assert shop.process.wait(PATIENCE_S) == 0
+    assert not any(map(is_alive, children))
+
+    shop.run()  # it finishes what process 2 has left, and serves its pages at the same port
+    shop.wait_for(lambda: is_ready(http))
+    shop.wait_for(lambda: len(shop.done()) == 1)
+    assert shop.stop() == 0
+    assert [one["number"] for one in shop.done()] == [13]
+
+
+def is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
 def test_a_process_ends_with_its_supervisor(shop: Shop) -> None:
     shop.run("--workers", "2")
     shop.put(1, 2)
@@ -191,8 +227,8 @@ def test_each_process_has_a_node_and_a_log_of_its_own(tmp_path: Path) -> None:
     resources = {"broker": "amqp://broker"}
     configuration = Configuration("orders", f"file://{tmp_path}/log", resources)
     assert configuration_of(configuration, 1) == configuration
-    third = configuration_of(configuration, 3)
-    assert (third.node, third.log) == ("orders-3", f"file://{tmp_path}/log-3")
+    own = configuration_of(configuration, 3)
+    assert (own.node, own.log) == ("orders-3", f"file://{tmp_path}/log-3")
     in_a_database = Configuration("orders", "postgresql://log", resources)
     assert configuration_of(in_a_database, 2) == Configuration("orders-2", "postgresql://log", resources)
     deciding = Configuration("orders", None, {"shop": ResourceConfig("sqlite:///x", "decider")})
@@ -200,8 +236,24 @@ def test_each_process_has_a_node_and_a_log_of_its_own(tmp_path: Path) -> None:
     with_a_log = Configuration("orders", f"file://{tmp_path}/log", deciding.resources)  # which one process holds
     assert configuration_of(with_a_log, 2).log == f"file://{tmp_path}/log-2"
 
+    for http, third in (("127.0.0.1:9464", "127.0.0.1:9466"), ("[::1]:9464", "[::1]:9466"), ("127.0.0.1:0",) * 2):
+        for shared in (configuration, deciding):
+            served = replace(shared, http=http)
+            assert (configuration_of(served, 1).http, configuration_of(served, 3).http) == (http, third)
+            assert configuration_to_recover(served, 3).http is None
+    with pytest.raises(ConfigurationError, match="process 3 would need port 65536: begin lower"):
+        configuration_of(replace(configuration, http="127.0.0.1:65534"), 3)
+
     for name in ("log", "log-2", "log-3", "log-10", "log-old", "blog-4"):
         (tmp_path / name).mkdir()
     assert list(left_behind(configuration, 2)) == [10, 3]
     assert list(left_behind(configuration, 1)) == [10, 2, 3]
     assert list(left_behind(in_a_database, 1)) == list(left_behind(deciding, 1)) == []
+
+
+def test_the_first_lines_say_when_more_processes_would_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1, 5})
+    assert advice_for(3) == advice_for(4) == ""
+    assert advice_for(1).startswith("1 process keeps 1 of 3 processors busy at most: ")
+    assert "--workers 3 handles more" in advice_for(1)
+    assert advice_for(2).startswith("2 processes keep 2 of 3 processors busy at most: ")
