@@ -2,6 +2,9 @@
 with.
 
 python -m bench.e2e_client '{"kind": …}'          a `Job`, as JSON; the last line of stdout is what it measured
+
+It says "ready" when the work has warmed up, and measures from the next line of its input on: so several processes
+measure the same time.
 """
 
 from __future__ import annotations
@@ -11,15 +14,18 @@ import logging
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from sqlalchemy import text
 
 from bench.crash.points import DECIDER_VERBS, VERBS, Wrapped, hooked
-from tm import Consumer, ResourceConfig, TransactionManager
-from tm.log import FileLog
+from tm import Configuration, Consumer, ResourceConfig, TransactionManager
+from tm.log.factory import open_log
 from tm.resources import find_factory
+from xabridge import App, Tx
+from xabridge.app.supervisor import configuration_of
 from xabridge.demo.shop.orders import INVOICES, Order
 from xabridge.demo.shop.shop import BROKER, DATABASE
 
@@ -29,10 +35,11 @@ if TYPE_CHECKING:
     from rm_amqp import Message
     from tm import Transaction
     from tm.consumer.settings import Takes
-    from tm.log import Decision
+    from tm.log import Decision, DecisionLog
     from tm.resources import Mode
 
 INSERT: Final = "INSERT INTO orders (number, customer, cents) VALUES (%s, %s, %s)"
+INSERT_NAMED: Final = text("INSERT INTO orders VALUES (:number, :customer, :cents)")
 WARM_S: Final = 0.5
 START_S: Final = 30.0
 LOOK_S: Final = 0.01
@@ -40,8 +47,10 @@ LOOK_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to measure. `kind` is "consume", or "floor": prepared transactions with nothing but psycopg. `together`: the
-    handler has a batch at once. With `steps` the time of each verb is taken too, which costs some."""
+    """What to measure. `kind` is "consume"; "app", an application with the defaults; or "floor", prepared transactions
+    with nothing but psycopg. `together`: the handler has a batch at once. With `steps` the time of each verb is taken
+    too, which costs some. `number` says which of several processes of one configuration this one is, as in `xabridge
+    run --workers`."""
 
     kind: str
     broker: str
@@ -54,6 +63,11 @@ class Job:
     together: bool = False
     seconds: float = 3.0
     steps: bool = False
+    number: int = 1
+
+    def as_json(self) -> str:
+        """Its form as an argument."""
+        return json.dumps(asdict(self))
 
 
 class Stopwatch:
@@ -79,7 +93,7 @@ class Stopwatch:
 class TimedLog(Wrapped):
     """A decision log whose forces are timed."""
 
-    def __init__(self, log: FileLog, watch: Stopwatch) -> None:
+    def __init__(self, log: DecisionLog, watch: Stopwatch) -> None:
         super().__init__(log)
         self._hook = watch.of("log")
 
@@ -114,18 +128,36 @@ def consume(job: Job) -> dict[str, Any]:
         timed = hooked(watch.of(name), verbs)
         return ResourceConfig(url, mode, lambda registrar: timed(made(registrar)) if job.steps else made(registrar))
 
-    log: Any = FileLog(job.log, "bench") if job.log else None
+    resources = {BROKER: resource(BROKER, job.broker), DATABASE: resource(DATABASE, job.database, job.mode)}
+    own = configuration_of(Configuration("bench", job.log or None, resources), job.number)
+    log: Any = open_log(own.log, own.node) if own.log else None
     if log is not None and job.steps:
         log = TimedLog(log, watch)
-    resources = {BROKER: resource(BROKER, job.broker), DATABASE: resource(DATABASE, job.database, job.mode)}
-    with TransactionManager("bench", log, resources) as manager:
+    with TransactionManager(own.node, log, own.resources) as manager:
         takes: Takes = "batch" if job.together else "message"
         handler = handle_together if job.together else handle
         consumer = Consumer(manager, job.queue, handler, takes=takes, workers=job.workers, batch=job.batch, idle_s=0.05)
         with consumer:
-            measured = window(job.seconds, lambda: consumer.counts.handled, watch)
+            measured = window(job.seconds, lambda: consumer.counts.handled, watch, ready)
         if consumer.counts.failed:
             raise RuntimeError(f"{consumer.counts.failed} orders failed")
+    return measured
+
+
+def serve(job: Job) -> dict[str, Any]:
+    """An application as README.md shows it."""
+    resources = {BROKER: job.broker, DATABASE: job.database}
+    app = App(configuration_of(Configuration("bench", job.log, resources), job.number))
+
+    @app.consumer(job.queue, workers=job.workers, idle_s=0.05)
+    def handle(order: dict, tx: Tx) -> None:  # type: ignore[type-arg]  # as people write it
+        tx[DATABASE].execute(INSERT_NAMED, order)
+        tx.send(INVOICES, order)
+
+    with app:
+        measured = window(job.seconds, lambda: handle.counts.handled, Stopwatch(), ready)
+        if handle.counts.failed:
+            raise RuntimeError(f"{handle.counts.failed} orders failed")
     return measured
 
 
@@ -148,16 +180,18 @@ def floor(job: Job) -> dict[str, Any]:
     for thread in threads:
         thread.start()
     try:
-        return window(job.seconds, lambda: sum(counts), Stopwatch())
+        return window(job.seconds, lambda: sum(counts), Stopwatch(), ready)
     finally:
         stop.set()
         for thread in threads:
             thread.join()
 
 
-def window(seconds: float, count: Callable[[], int], watch: Stopwatch) -> dict[str, Any]:
-    """What is counted in so many seconds, once the work has warmed up; it says "begin" and "end" on stdout, so that
-    others can measure the same time."""
+def window(
+    seconds: float, count: Callable[[], int], watch: Stopwatch, ready: Callable[[], object] = lambda: None
+) -> dict[str, Any]:
+    """What is counted in so many seconds, once the work has warmed up, and `ready` has returned; it says "begin" and
+    "end" on stdout, so that others can measure the same time."""
     tick = threading.Event()
     deadline = time.perf_counter() + START_S
     while not count():
@@ -165,6 +199,7 @@ def window(seconds: float, count: Callable[[], int], watch: Stopwatch) -> dict[s
             raise RuntimeError("nothing is done yet; see the lines above")
         tick.wait(LOOK_S)
     tick.wait(WARM_S)
+    ready()
     before, spent, cpu, began = count(), dict(watch.spent), time.process_time(), time.perf_counter()
     print("begin", flush=True)
     tick.wait(seconds)
@@ -174,11 +209,17 @@ def window(seconds: float, count: Callable[[], int], watch: Stopwatch) -> dict[s
     return {"done": total - before, "total": total, "seconds": took, "cpu_s": cpu, "steps": steps}
 
 
+def ready() -> None:
+    """Says so, and waits for a line: other processes are to begin at the same time."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
 def main() -> None:
     """`python -m bench.e2e_client`."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     job = Job(**json.loads(sys.argv[1]))
-    print(json.dumps({"consume": consume, "floor": floor}[job.kind](job)), flush=True)
+    print(json.dumps({"consume": consume, "app": serve, "floor": floor}[job.kind](job)), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 FOLDER has the NAME.json that `python -m bench all --out FOLDER` wrote. DOCS gets `benchmarks.md`, with every figure and
 the explanation in the benchmark's module, and `benchmarks.svg`, which draws each figure that has a goal as a bar, with
-the goal at the line.
+the goal at the line. Between the marks in DOCS/performance.md stands the table of `bench peers`. Where FOLDER has only
+some of the files, as after `python -m bench peers --out FOLDER`, `--peers` writes that table alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.command import BENCHMARKS, flat
+from bench.peers.figures import table as peers_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,6 +35,8 @@ HEAD: Final = 34
 
 FURTHER: Final = {"broker": ("bench.client",)}
 """Modules that measure a part of another one's benchmark."""
+BEGIN: Final = "<!-- measured by `python -m bench peers` -->"
+END: Final = "<!-- end of the table -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +154,31 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-def write(folder: Path, docs: Path) -> None:
-    """Reads what was measured, and writes page and picture."""
+def beside_others(page: str, figures: Mapping[str, Any]) -> str:
+    """The page with what `bench peers` has measured between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise ValueError(f"the page has no {BEGIN} with {END} behind it")
+    machine = figures["machine"]
+    where = (
+        f"{machine['date']}: {machine['cores']} cores, {machine['cpu']}; Python {machine['python']}, optimised by:"
+        f" {machine['python_optimised']}; load {machine['load_1m']:.1f} at the end."
+    )
+    return f"{before}{BEGIN}\n{peers_table(figures)}\n\n{where}\n{END}{after}"
+
+
+def write(folder: Path, docs: Path, *, peers_only: bool = False) -> None:
+    """Reads what was measured, and writes page, picture and the table of the peers."""
     results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    (docs / "benchmarks.md").write_text(table(results), encoding="utf-8")
-    (docs / "benchmarks.svg").write_text(picture(bars(results)), encoding="utf-8")
+    if not peers_only:
+        (docs / "benchmarks.md").write_text(table(results), encoding="utf-8")
+        (docs / "benchmarks.svg").write_text(picture(bars(results)), encoding="utf-8")
+    if "peers" in results:
+        page = docs / "performance.md"
+        page.write_text(beside_others(page.read_text(encoding="utf-8"), results["peers"]), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), Path(sys.argv[2]))
+    _, FROM, INTO, *flags = sys.argv
+    write(Path(FROM), Path(INTO), peers_only="--peers" in flags)

@@ -7,17 +7,23 @@ outbox       psycopg and python-qpid-proton over our own broker: a row for the o
              message accepted afterwards, and a relay, a process of its own, which sends what the rows say. At least
              once, not exactly once: a crash can repeat rows and invoices
 two_phase, decider    ours, as in `bench e2e`; a batch comes to the handler at once (takes="batch")
+fleet        ours in two phases, by two processes of one configuration (`xabridge run --workers 2`)
+app_default  an App as the README shows it, which shares transactions among messages that wait
 
 PostgreSQL is the same server with the same table for all, at its default durability. Everybody has connections that
 stay open, and messages that come ahead (20, or two batches). The rounds measure everybody in turns. Before the first
 one, Java has rounds that don't count, so that its code is compiled.
 
 NAME.1, NAME.16, NAME.batch100       1 and 16 workers of one process; 1 worker with 100 messages in a transaction
+two_phase.each100, two_phase.batch100x4  the handler is called for each of 100 messages; four workers
+fleet.16, app_default.1, app_default.2x2  two processes of 8 workers; one worker; two processes of two workers
   per_s, per_s_lowest, …_highest     messages per second (without batches these are transactions): the median, the
                                      lowest and the highest of the rounds; of the outbox what was handled, or what was
                                      forwarded if that is less
   cpu_us                             processor time of one message, by process, in µs
-ratio                                our rate by that of each other, the median of those within one round
+ratio                                our rate by that of each other, the median of those within one round: in the
+                                     same shape; each100 and batch100x4 to batch100; fleet and app_default to 16
+                                     workers with one message per transaction
 artemis_journal, artemis_timeout_ns  the type of Artemis' journal, and the time-out that was measured for its buffer
 """
 
@@ -34,7 +40,7 @@ import psycopg
 
 from bench.e2e import Bench
 from bench.e2e_client import WARM_S
-from bench.peers.figures import MANY, NAMES, SHAPES, Sample, figures_of, table
+from bench.peers.figures import AS_PEERS, ENTRIES, MANY, Sample, figures_of, table
 from bench.peers.java import Artemis, Narayana, build
 from bench.peers.outbox import CREATE, Job
 from bench.peers.programs import Program, watched
@@ -65,16 +71,20 @@ class Contestant(Protocol):
 
 
 class Ours:
-    """Our transaction manager, in one of its modes."""
+    """Our transaction manager, in one of the ways of `bench.e2e`."""
 
-    def __init__(self, bench: Bench, mode: str) -> None:
+    def __init__(self, bench: Bench, kind: str) -> None:
         self._bench = bench
-        self._mode = mode
+        self._kind = kind
 
     def measure(self, shape: Shape, orders: int) -> Mapping[str, Any]:
-        together = shape.batch > 1
         measured = self._bench.run(
-            self._mode, workers=shape.workers, batch=shape.batch, together=together, orders=orders
+            self._kind,
+            workers=shape.workers,
+            processes=shape.processes,
+            batch=shape.batch,
+            together=shape.batch > 1 and not shape.each,
+            orders=orders,
         )
         cpu = {"client": "cpu_s", "broker": "broker_cpu_s", "database": "database_cpu_s"}
         return {**measured, "cpu_s": {name: measured[key] for name, key in cpu.items()}}
@@ -97,7 +107,7 @@ class InJava:
     def warm(self, shape: Shape) -> None:
         """Work of this shape for the client that does not have it in the rounds."""
         client = self._many if shape.workers == 1 else self._one
-        self._run(client, shape, int(FIRST_GUESS[shape.batch] * (self._seconds + 2 * WARM_S)))
+        self._run(client, shape, int(_first_guess(shape) * (self._seconds + 2 * WARM_S)))
 
     def _run(self, client: Narayana, shape: Shape, orders: int) -> Mapping[str, Any]:
         queue = f"orders-{next(self._queues)}"
@@ -162,6 +172,8 @@ def measure(*, quick: bool) -> dict[str, Any]:
                 "outbox": Outbox(bench, embedded, folder, seconds),
                 "two_phase": Ours(bench, "two_phase"),
                 "decider": Ours(bench, "decider"),
+                "fleet": Ours(bench, "two_phase"),
+                "app_default": Ours(bench, "app"),
             },
             seconds,
         )
@@ -171,12 +183,16 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
         collected = []
         for number in range(rounds):
-            collected.append(contest.round(f"round {number + 1}", tuple(NAMES), number))
+            collected.append(contest.round(f"round {number + 1}", tuple(ENTRIES), number))
             _empty(embedded.broker, folder / "broker")
 
     figures = figures_of(collected)
     print(table(figures), file=sys.stderr)
     return {**figures, "artemis_journal": artemis.journal, "artemis_timeout_ns": int(artemis.nanoseconds)}
+
+
+def _first_guess(shape: Shape) -> int:
+    return FIRST_GUESS[1 if shape.batch == 1 and not shape.shared else 100]
 
 
 def _empty(broker: BrokerProcess, folder: Path) -> None:
@@ -197,19 +213,24 @@ class Contest:
         self._fastest: dict[tuple[str, Shape], float] = {}
 
     def round(self, title: str, names: Sequence[str], number: int = 0) -> list[Sample]:
-        """Everybody once in each shape. Another one begins in each round."""
+        """Everybody once in each of their shapes, those that are compared to each other one after the other. Another
+        one begins in each round."""
         first = number % len(names)
         samples = []
-        for shape in SHAPES:
+        for against in AS_PEERS:
             for who in (*names[first:], *names[:first]):
-                sample = self._run(who, shape)
-                samples.append(sample)
-                cpu = ", ".join(f"{name} {spent:,.0f}" for name, spent in sample.cpu_us.items())
-                print(f"  {title}: {NAMES[who]}, {shape}: {sample.per_s:,.0f}/s, µs: {cpu}", file=sys.stderr)
+                for shape in ENTRIES[who].compared_to(against):
+                    sample = self._run(who, shape)
+                    samples.append(sample)
+                    cpu = ", ".join(f"{name} {spent:,.0f}" for name, spent in sample.cpu_us.items())
+                    print(
+                        f"  {title}: {ENTRIES[who].name}, {shape.name}: {sample.per_s:,.0f}/s, µs: {cpu}",
+                        file=sys.stderr,
+                    )
         return samples
 
     def _run(self, who: str, shape: Shape) -> Sample:
-        rate = max(FIRST_GUESS[shape.batch], SPARE * self._fastest.get((who, shape), 0.0))
+        rate = max(_first_guess(shape), SPARE * self._fastest.get((who, shape), 0.0))
         sample = Sample.of(who, shape, self._contestants[who].measure(shape, int(rate * (self._seconds + 2 * WARM_S))))
         self._fastest[who, shape] = max(self._fastest.get((who, shape), 0.0), sample.per_s)
         return sample

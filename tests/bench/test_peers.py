@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.command import main
-from bench.peers.figures import NAMES, SHAPES, Sample, Shape, figures_of, table
-
-ONE, SIXTEEN, BATCHES = SHAPES
+from bench.peers.figures import BATCHES, ENTRIES, MANY, ONE, Sample, Shape, figures_of, table
 
 
 def sample(who: str, shape: Shape, per_s: int, cpu_us: int = 100) -> Sample:
@@ -21,12 +19,12 @@ def sample(who: str, shape: Shape, per_s: int, cpu_us: int = 100) -> Sample:
 
 def everybody(narayana: int, decider: int) -> list[Sample]:
     rates = {"narayana": narayana, "decider": decider}
-    return [sample(who, shape, rates.get(who, 100)) for shape in SHAPES for who in NAMES]
+    return [sample(who, shape, rates.get(who, 100)) for who, entry in ENTRIES.items() for shape in entry.against]
 
 
 def test_who_has_done_nothing_has_no_rate() -> None:
     with pytest.raises(RuntimeError, match=r"Narayana \+ Artemis has done nothing in 3.0 s \(16\)"):
-        Sample.of("narayana", SIXTEEN, {"done": 0, "seconds": 3.0, "cpu_s": {}})
+        Sample.of("narayana", MANY, {"done": 0, "seconds": 3.0, "cpu_s": {}})
 
 
 def test_figures_are_medians_and_ratios_are_within_a_round() -> None:
@@ -35,18 +33,35 @@ def test_figures_are_medians_and_ratios_are_within_a_round() -> None:
     assert (figures["narayana"]["16"]["per_s_lowest"], figures["narayana"]["16"]["per_s_highest"]) == (100, 400)
     assert figures["decider"]["1"]["per_s"] == 800
     assert figures["ratio"]["decider_to_narayana"] == {"1": 3.0, "16": 3.0, "batch100": 3.0}  # of 2, 3 and 4
-    assert set(figures["ratio"]) == {
-        "two_phase_to_narayana", "two_phase_to_outbox", "decider_to_narayana", "decider_to_outbox",
-    }  # fmt: skip
+    ours = set(ENTRIES) - {"narayana", "outbox"}
+    assert set(figures["ratio"]) == {f"{who}_to_{peer}" for who in ours for peer in ("narayana", "outbox")}
     cpu = figures["two_phase"]["batch100"]["cpu_us"]
     assert cpu == {"client": 50.0, "broker": 10.0, "all": 60.0}
 
 
-def test_the_table_has_a_line_for_everybody_in_each_shape() -> None:
-    lines = table(figures_of([everybody(100, 2000)])).splitlines()
-    assert len(lines) == 2 + len(SHAPES) * len(NAMES)
-    assert "| 1, 16 | xabridge, decider | 2,000 (2,000–2,000) | 50, –, 0, – | 50 |" in lines
-    assert lines[-1].startswith("| 100, 1 |")
+def test_each_of_ours_is_compared_to_the_peers_in_the_shape_that_does_the_same_work() -> None:
+    peers = {ONE: 100, MANY: 200, BATCHES: 1000}
+    samples = [sample(who, shape, per_s) for who in ("narayana", "outbox") for shape, per_s in peers.items()]
+    ours = [who for who in ENTRIES if who not in {"narayana", "outbox"}]
+    samples += [sample(who, shape, 1000) for who in ours for shape in ENTRIES[who].against]
+    figures = figures_of([samples])
+    assert set(figures["app_default"]) == {"1", "2x2"}
+    assert set(figures["fleet"]) == {"16"}
+    ratio = figures["ratio"]
+    assert ratio["app_default_to_narayana"] == ratio["app_default_to_outbox"] == {"1": 5.0, "2x2": 5.0}
+    assert ratio["fleet_to_narayana"] == {"16": 5.0}
+    assert ratio["two_phase_to_narayana"] == {
+        "1": 10.0, "16": 5.0, "batch100": 1.0, "each100": 1.0, "batch100x4": 1.0,
+    }  # fmt: skip
+
+
+def test_the_table_begins_with_what_we_lose_most() -> None:
+    lines = table(figures_of([everybody(100, 2000), everybody(200, 2000)])).splitlines()
+    assert len(lines) == 2 + sum(len(entry.against) for entry in ENTRIES.values()) - 2 * 3
+    assert lines[2].startswith("| two phases: ")
+    assert lines[2].endswith("| 0.75 | 1.00 | 50, 10 |")
+    assert "| the database decides: 1 message in a transaction, 16 workers | 2,000 (2,000–2,000), 50 µs |" in lines[-2]
+    assert any(line.startswith("| an App by default: 2 processes of 2 workers | ") for line in lines)
 
 
 def test_without_maven_one_sentence_says_so(
