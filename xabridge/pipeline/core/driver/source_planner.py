@@ -14,7 +14,6 @@ from xa import XaError
 from xa.coroutines import drive
 from xabridge.pipeline.core.driver.admission import Delay, ReadLimits, shares_of, smaller
 from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
-from xabridge.pipeline.core.driver.unreachable_brokers import BrokersAway
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.ledger.rows import Lag
@@ -42,6 +41,8 @@ logger: Final = logging.getLogger("xabridge.pipeline")
 PURGE_EVERY: Final = 100
 """Batches between two purges of what is done."""
 UNLIMITED: Final = ReadLimits()
+AGAIN_S: Final = 5.0
+"""How long a broker that was away is not asked."""
 
 
 class SourcePlanner:
@@ -285,3 +286,30 @@ def _made_at(octets: bytes | None) -> float | None:
         return Message.from_octets(octets).creation_time or None
     except (WireError, DecodeError):  # the task that reads it tells about it
         return None
+
+
+class BrokersAway:
+    """Remembers for a moment which brokers of a source are away. To ask one whose host does not answer takes as long as
+    its open string says. The other brokers would wait for that with each batch, and so it is asked only now and
+    then."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until: dict[str, tuple[float, str]] = {}
+
+    def now(self) -> Mapping[str, str]:
+        """Those that are not asked now, with the reason."""
+        now = self._clock()
+        return {name: why for name, (until, why) in self._until.items() if now < until}
+
+    def note(self, away: Mapping[str, str]) -> None:
+        """These are away, with the reason, and the others are not."""
+        asked = self.now()
+        for name in [name for name in self._until if name not in away]:
+            logger.info("%s is read again", name)
+            del self._until[name]
+        for name, why in away.items():
+            if name not in asked:
+                if name not in self._until:
+                    logger.warning("%s is skipped until it can be reached: %s", name, why)
+                self._until[name] = self._clock() + AGAIN_S, why

@@ -8,6 +8,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from dtx.amqp.composites import WireError
+from dtx.amqp.decoding import DecodeError
+from rm_amqp import Message
+from rm_amqp.message import encoded
 from tm.log import Branch
 from tm.two_phase.return_codes import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
@@ -15,7 +19,6 @@ from xa.coroutines import drive
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
 from xabridge.pipeline.core.protocol import partition_read
 from xabridge.pipeline.core.resources import PROCESS, ask_branches, broker, call_resource
-from xabridge.pipeline.core.task.bad_message import bad_message
 from xabridge.pipeline.core.task.blameless_failure import excuse
 from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
 from xabridge.pipeline.core.user_functions import function_named
@@ -38,6 +41,10 @@ T = TypeVar("T")
 logger: Final = logging.getLogger("xabridge.pipeline")
 
 CHUNK: Final = 10_000
+REASON: Final = "bad_reason"
+"""The application property of a bad message that has the reason."""
+LONGEST: Final = 1000
+"""Characters of a reason."""
 
 
 def read(
@@ -193,3 +200,16 @@ class BlockingPartition:
             return call_resource(self._resource, routine, ask)
         except XaError as error:
             return error
+
+
+def bad_message(octets: bytes, reason: str) -> bytes:
+    """The octets of a bad message, as it is sent on: as it came, with the reason among its application properties. If
+    nothing of it can be read, its octets are the body."""
+    try:
+        message = Message.from_octets(octets)
+    except (DecodeError, WireError, ValueError, IndexError, KeyError):
+        message = Message(octets, inferred=True)
+    message.properties = {**(message.properties or {}), REASON: reason[:LONGEST]}
+    message.instructions = None  # they were for this receiver
+    message.delivery_count = 0
+    return encoded(message)
