@@ -131,7 +131,7 @@ class Connections(Generic[C]):
         """A channel, for the length of a block. It is given up where the block loses it."""
         pool = self.pool
         pooled = pool.acquire(work=True, deadline=self.deadline())
-        keep = True
+        keep: bool | None = None
         try:
             yield pooled
         except (ConnectionLost, TimedOut):

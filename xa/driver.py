@@ -278,17 +278,14 @@ class Driver(ABC, Generic[W]):
         raise NotImplementedError
 
 
-class DecidingDriver(Driver[W]):
-    """A driver that can be the one that decides, behind `xa.switch.DecidingSwitch`. `prepare`, and `commit` without
-    `one_phase`, are never asked of it. What each method does stands in `xa.deciding_resource.DecidingResource`."""
+class DecisionStorage(ABC):
+    """The part of a driver that keeps decisions. What each method does stands in
+    `xa.deciding_resource.DecidingResource`."""
 
     @property
     @abstractmethod
     def decider_id(self) -> bytes:
         """Asked only while the resource is open."""
-
-    @abstractmethod
-    def decide(self, xid: Xid, record: bytes) -> Code: ...
 
     @abstractmethod
     def hold(self, owner: Owner, lease_s: float, floor: int, ceiling: int) -> None: ...
@@ -308,3 +305,12 @@ class DecidingDriver(Driver[W]):
 
     @abstractmethod
     def end_decisions(self, gtrids: Sequence[bytes]) -> None: ...
+
+
+class DecidingDriver(Driver[W], DecisionStorage):
+    """A driver that can be the one that decides, behind `xa.switch.DecidingSwitch`. `prepare`, and `commit` without
+    `one_phase`, are never asked of it."""
+
+    @abstractmethod
+    def decide(self, xid: Xid, record: bytes) -> Code:
+        """As `xa.deciding_resource.DecidingResource.decide`."""

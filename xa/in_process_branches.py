@@ -22,10 +22,10 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, Code
-from xa.driver import MAX_OUTSTANDING, DecidingDriver, Driver
+from xa.driver import MAX_OUTSTANDING, DecidingDriver, DecisionStorage, Driver
 from xa.errors import XaError, xa_error
 from xa.machine import RESULT_OF, IllegalTransition, advance
 from xa.state_tables import BRANCH, BranchState, BranchVerb
@@ -166,34 +166,12 @@ class UnitDriver(ABC, Generic[U]):
         return next((pending for pending in outstanding if pending.ready()), outstanding[0])
 
 
-class DecidingUnitDriver(UnitDriver[U]):
-    """The same for a resource that decides. Its methods, but for `decide`, are those of `xa.driver.DecidingDriver`."""
-
-    @property
-    @abstractmethod
-    def decider_id(self) -> bytes: ...
+class DecidingUnitDriver(UnitDriver[U], DecisionStorage):
+    """The same for a resource that decides."""
 
     @abstractmethod
     def decide(self, unit: U, xid: Xid, record: bytes) -> Code:
         """Commits the unit with the decision (xid.gtrid, record). As `xa.deciding_resource.DecidingResource.decide`."""
-
-    @abstractmethod
-    def hold(self, owner: Owner, lease_s: float, floor: int, ceiling: int) -> None: ...
-
-    @abstractmethod
-    def owners(self) -> Sequence[Owner]: ...
-
-    @abstractmethod
-    def incarnations(self, node: str) -> Sequence[NotedIncarnation]: ...
-
-    @abstractmethod
-    def settle(self, gtrid: bytes) -> bytes | None: ...
-
-    @abstractmethod
-    def decisions(self, after: bytes, count: int) -> Sequence[DecisionRecord]: ...
-
-    @abstractmethod
-    def end_decisions(self, gtrids: Sequence[bytes]) -> None: ...
 
 
 class Branch(Generic[U]):
@@ -364,38 +342,40 @@ class Branches(Driver[Part[U]]):
         branch.active = part
 
     def suspend(self, work: Part[U], *, migrate: bool) -> Code:
-        self._leave(work, fail=False, suspended=True)
+        self.end(work, fail=False, suspended=True)
         return Code.XA_NOMIGRATE if migrate and not self.unit_driver.migrates else Code.XA_OK
 
-    def end(self, work: Part[U], *, fail: bool) -> Code:
-        self._leave(work, fail=fail, suspended=False)
-        return Code.XA_OK
-
-    def _leave(self, part: Part[U], *, fail: bool, suspended: bool) -> None:
-        branch = part.branch
+    def end(self, work: Part[U], *, fail: bool, suspended: bool = False) -> Code:
+        branch = work.branch
         with self._lock:
-            self._await_turn("end", branch.xid)
+            if branch.xid in self._busy:
+                self._await_turn("end", branch.xid)
             fault = branch.reason
-            at_work = branch.active is part
+            at_work = branch.active is work
             unit = branch.unit
         if at_work and fault is None:
-            fault = _end(unit, branch.xid, fail=fail)
+            try:
+                unit.end(fail=fail)
+            except XaError as raised:
+                fault = _fault_of_end(raised, branch.xid, fail=fail)
 
         with self._lock:
             code = Code.XA_OK if fault is None else fault.code
-            shared = branch.active is not None and branch.active is not part
+            shared = branch.active is not None and branch.active is not work
             branch.move(BranchVerb.END_FAIL if fail else BranchVerb.END_SHARED if shared else BranchVerb.END, code)
             if branch.state is S4 and branch.reason is None:
                 branch.reason = fault or xa_error(Code.XA_RBROLLBACK, "the work was ended with TMFAIL", branch.xid)
-            self._drop(part)
+            self._drop(work)
             if suspended and fault is None:
-                branch.suspended.add(part)
-            self._tell()
+                branch.suspended.add(work)
+            if self._waiting:
+                self._changed.notify_all()
             doomed = branch.state is S4
         if doomed:
             unit.start_rollback()
         if fault is not None:
             raise fault
+        return Code.XA_OK
 
     def lose(self, works: Sequence[Part[U]], why: XaError) -> None:
         self._lose(works, why.message)
@@ -410,7 +390,8 @@ class Branches(Driver[Part[U]]):
                 branch.move(BranchVerb.LOSE, Code.XA_OK)
                 branch.reason = branch.reason or xa_error(Code.XA_RBCOMMFAIL, why, branch.xid)
                 unit = branch.unit
-                self._tell()
+                if self._waiting:
+                    self._changed.notify_all()
             logger.warning("%s is rollback-only: %s", branch.xid, why)
             unit.start_rollback()
 
@@ -432,118 +413,96 @@ class Branches(Driver[Part[U]]):
 
     # --- completion -------------------------------------------------------------------------------------------
     def prepare(self, xid: Xid, *, later: bool) -> Code | Pending:
-        return self._complete("prepare", BranchVerb.PREPARE, xid, lambda unit: unit.prepare(later=later))
+        with self._operation("prepare", BranchVerb.PREPARE, xid) as operation:
+            return operation.answered(operation.unit.prepare(later=later))
 
     def commit(self, xid: Xid, *, one_phase: bool, later: bool) -> Code | Pending:
         if one_phase:
-            return self._complete("commit", BranchVerb.COMMIT_ONE_PHASE, xid, lambda unit: unit.commit(later=later))
-        return self._complete_prepared(
-            "commit", BranchVerb.COMMIT, xid, lambda: self.unit_driver.commit_prepared(xid, later=later)
-        )
+            with self._operation("commit", BranchVerb.COMMIT_ONE_PHASE, xid) as operation:
+                return operation.answered(operation.unit.commit(later=later))
+        with self._operation("commit", BranchVerb.COMMIT, xid) as operation:
+            return operation.answered(self.unit_driver.commit_prepared(xid, later=later))
 
     def rollback(self, xid: Xid, *, later: bool) -> Code | Pending:
-        with self._turn("rollback", xid) as turn:
-            branch = self._find("rollback", BranchVerb.ROLLBACK, xid)
-            if branch is None:
-                turn.concluded = self._finished(xid)
-                return turn.answered(self.unit_driver.rollback_prepared(xid, later=later))
-            turn.concluded = self._rolled_back(branch)
-            return turn.answered(branch.unit.rollback(later=later))
+        with self._operation("rollback", BranchVerb.ROLLBACK, xid) as operation:
+            if operation.branch is None:
+                return operation.answered(self.unit_driver.rollback_prepared(xid, later=later))
+            return operation.answered(operation.branch.unit.rollback(later=later))
 
     def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
-        return self._complete_prepared(
-            "forget", BranchVerb.FORGET, xid, lambda: self.unit_driver.forget(xid, later=later)
-        )
+        with self._operation("forget", BranchVerb.FORGET, xid) as operation:
+            return operation.answered(self.unit_driver.forget(xid, later=later))
 
     def scan(self, page: int) -> Iterator[Xid]:
         return self.unit_driver.scan(page)
 
     def first(self, outstanding: Sequence[Pending]) -> Pending:
         asked = {
-            turn.pending: turn
-            for turn in outstanding
-            if isinstance(turn, _BranchOperation) and turn.pending is not None
+            operation.pending: operation
+            for operation in outstanding
+            if isinstance(operation, _BranchOperation) and operation.pending is not None
         }
         return asked[self.unit_driver.first(list(asked))]
 
-    def _complete(self, verb: str, move: BranchVerb, xid: Xid, ask: Callable[[U], Code | Pending]) -> Code | Pending:
-        """Carries `move` out on an unprepared branch; one that can only be rolled back answers with its reason."""
-        with self._turn(verb, xid) as turn:
-            branch = self._find(verb, move, xid)
-            if branch is None:
-                raise xa_error(Code.XAER_NOTA, f"{verb}: no such branch in this instance of the resource manager", xid)
-            turn.concluded = self._completed(branch, move)
-            if branch.reason is None:
-                return turn.answered(ask(branch.unit))
-            _wait(branch.unit.rollback(later=False))
-            raise branch.reason
-
-    def _complete_prepared(
-        self, verb: str, move: BranchVerb, xid: Xid, ask: Callable[[], Code | Pending]
-    ) -> Code | Pending:
-        with self._turn(verb, xid) as turn:
-            self._find(verb, move, xid)
-            turn.concluded = self._finished(xid)
-            return turn.answered(ask())
-
-    def _find(self, verb: str, move: BranchVerb, xid: Xid) -> Branch[U] | None:
-        """The unprepared branch that `move` is to be carried out on; None when it is none of this instance's.
-        XAER_PROTO when the table refuses it."""
+    def _operation(self, verb: str, move: BranchVerb, xid: Xid) -> _BranchOperation[U]:
+        """The only operation on the branch, inside of a block, and until the answer is known if it comes later.
+        XAER_PROTO: the table refuses it."""
         with self._lock:
+            if xid in self._busy:
+                self._await_turn(verb, xid)
             branch = self._branches.get(xid)
-            state = S3 if xid in self._prepared else S0
-            if branch is not None:
+            if branch is None:
+                state = S3 if xid in self._prepared else S0
+            else:
                 state = S1 if branch.associated or branch.state is S0 else branch.state
             refused = BRANCH.refusal(state, move)
             if refused is not None and refused is not Code.XAER_NOTA:
                 raise xa_error(refused, f"{verb}: the branch {self._describe(xid)}", xid)
-            return branch
+            self._busy.add(xid)
+        return _BranchOperation(self, verb, move, xid, branch)
 
-    # What is done when the outcome of a verb is known. Each is called once, with the lock held. XAER_RMFAIL stands for
-    # whatever leaves the outcome unknown, an interruption included.
-
-    def _completed(self, branch: Branch[U], move: BranchVerb) -> Callable[[Code], None]:
-        def concluded(code: Code) -> None:
-            if code is Code.XAER_RMFAIL:
-                branch.unit.abandon()
-            if code is Code.XAER_RMFAIL or code is Code.XAER_NOTA:
-                self._remove(branch)
+    def conclude(self, operation: _BranchOperation[U], code: Code) -> None:
+        """The outcome of an operation is known. XAER_RMFAIL stands for whatever leaves it unknown, an interruption
+        included."""
+        branch, xid = operation.branch, operation.xid
+        with self._lock:
+            if operation.concluded:
                 return
-            if code in RESULT_OF:
-                branch.move(move, code)
-            if branch.state is S0 or branch.state is S3:
-                self._remove(branch)
-            if branch.state is S3:
-                self._remember(branch.xid)
+            operation.concluded = True
+            try:
+                if branch is not None:
+                    self._completed(branch, operation.move, code)
+                elif code in _GONE:
+                    self._prepared.pop(xid, None)
+            finally:
+                self._busy.discard(xid)
+                if self._waiting:
+                    self._changed.notify_all()
 
-        return concluded
-
-    def _rolled_back(self, branch: Branch[U]) -> Callable[[Code], None]:
-        def concluded(code: Code) -> None:
+    def _completed(self, branch: Branch[U], move: BranchVerb, code: Code) -> None:
+        """An unprepared branch has answered to `move`. Called with the lock held."""
+        if move is BranchVerb.ROLLBACK:
             if code is not Code.XA_OK:  # the thread was interrupted
                 branch.unit.abandon()
-            branch.move(BranchVerb.ROLLBACK, Code.XA_OK)
-            self._remove(branch)
-
-        return concluded
-
-    def _finished(self, xid: Xid) -> Callable[[Code], None]:
-        def concluded(code: Code) -> None:
-            if code in _GONE:
-                self._prepared.pop(xid, None)
-
-        return concluded
+            branch.move(move, Code.XA_OK)
+        elif code is Code.XAER_RMFAIL:
+            branch.unit.abandon()
+        elif code is not Code.XAER_NOTA:
+            if code in RESULT_OF:
+                branch.move(move, code)
+            if branch.state is S3:
+                self._prepared[branch.xid] = None
+                if len(self._prepared) > MAX_REMEMBERED:
+                    self._prepared.popitem(last=False)
+            elif branch.state is not S0:
+                return
+        self._remove(branch)
 
     def _remove(self, branch: Branch[U]) -> None:
         """Nothing is left of the branch here."""
         branch.unit = None
         if self._branches.get(branch.xid) is branch:
             del self._branches[branch.xid]
-
-    def _remember(self, xid: Xid) -> None:
-        self._prepared[xid] = None
-        if len(self._prepared) > MAX_REMEMBERED:
-            self._prepared.popitem(last=False)
 
     # --- waiting for other threads; with the lock -----------------------------------------------------------------
     def _wait_until(self, happened: Callable[[], bool]) -> bool:
@@ -554,35 +513,10 @@ class Branches(Driver[Part[U]]):
         finally:
             self._waiting -= 1
 
-    def _tell(self) -> None:
-        """Something has changed."""
-        if self._waiting:
-            self._changed.notify_all()
-
-    # --- one operation on a branch at a time --------------------------------------------------------------------
     def _await_turn(self, verb: str, xid: Xid) -> None:
         """Waits for an operation on the branch that is under way in another thread. Called with the lock held."""
         if xid in self._busy and not self._wait_until(lambda: xid not in self._busy):
             raise xa_error(Code.XAER_PROTO, f"{verb}: another operation on the branch is outstanding", xid)
-
-    def _turn(self, verb: str, xid: Xid) -> _BranchOperation:
-        """Inside, and until the answer is known if it comes later, this is the only operation on the branch."""
-        with self._lock:
-            if xid in self._busy:
-                self._await_turn(verb, xid)
-            self._busy.add(xid)
-        return _BranchOperation(self, xid)
-
-    def conclude(self, turn: _BranchOperation, code: Code) -> None:
-        """The outcome of an operation is known."""
-        with self._lock:
-            concluded, turn.concluded = turn.concluded, None
-            try:
-                if concluded is not None:
-                    concluded(code)
-            finally:
-                self._busy.discard(turn.xid)
-                self._tell()
 
     # --- what is known of a branch ------------------------------------------------------------------------------
     def _describe(self, xid: Xid) -> str:
@@ -599,19 +533,35 @@ class Branches(Driver[Part[U]]):
         return xa_error(Code.XAER_NOTA, f"{verb}: no such branch in this instance of the resource manager", xid)
 
 
-class _BranchOperation:
+class _BranchOperation(Generic[U]):
     """One operation on a branch, from its beginning until its outcome is known, which is the end of the block unless
-    the answer comes later. Then this is the Pending that the switch gets."""
+    the answer comes later. Then this is the Pending that the switch gets. `branch` is None for a branch that is no
+    unprepared one of this instance."""
 
-    __slots__ = ("_branches", "code", "concluded", "pending", "xid")
+    __slots__ = ("_branches", "branch", "code", "concluded", "move", "pending", "verb", "xid")
 
-    def __init__(self, branches: Branches[Any], xid: Xid) -> None:
+    def __init__(self, branches: Branches[U], verb: str, move: BranchVerb, xid: Xid, branch: Branch[U] | None) -> None:
         self._branches = branches
+        self.verb = verb
+        self.move = move
         self.xid = xid
+        self.branch = branch
         self.code: Code | None = None
         self.pending: Pending | None = None
-        self.concluded: Callable[[Code], None] | None = None
-        """What follows from the outcome; None until there is something to ask."""
+        self.concluded = False
+
+    @property
+    def unit(self) -> U:
+        """The branch's unit of work. If the branch can only be rolled back, it is, and its reason is raised."""
+        branch = self.branch
+        if branch is None:
+            raise xa_error(
+                Code.XAER_NOTA, f"{self.verb}: no such branch in this instance of the resource manager", self.xid
+            )
+        if branch.reason is not None:
+            _wait(branch.unit.rollback(later=False))
+            raise branch.reason
+        return branch.unit
 
     def __enter__(self) -> Self:
         return self
@@ -626,19 +576,15 @@ class _BranchOperation:
             code = error.code
         elif error is None and self.code is not None:
             code = self.code
-        self.conclude(code)
+        self._branches.conclude(self, code)
 
     def answered(self, answer: Code | Pending) -> Code | Pending:
         """The resource was asked, and this is its answer."""
-        if isinstance(answer, Code):
+        if type(answer) is Code:
             self.code = answer
             return answer
-        self.pending = answer
+        self.pending = cast("Pending", answer)
         return self
-
-    def conclude(self, code: Code) -> None:
-        """The outcome is known."""
-        self._branches.conclude(self, code)
 
     def ready(self) -> bool:
         return self.pending is None or self.pending.ready()
@@ -652,7 +598,7 @@ class _BranchOperation:
             code = error.code
             raise
         finally:
-            self.conclude(code)
+            self._branches.conclude(self, code)
         return code
 
 
@@ -669,11 +615,10 @@ class DecidingBranches(Branches[U], DecidingDriver[Part[U]]):
         return self.unit_driver.decider_id
 
     def decide(self, xid: Xid, record: bytes) -> Code:
-        return _wait(
-            self._complete(
-                "decide", BranchVerb.COMMIT_ONE_PHASE, xid, lambda unit: self.unit_driver.decide(unit, xid, record)
-            )
-        )
+        with self._operation("decide", BranchVerb.COMMIT_ONE_PHASE, xid) as operation:
+            code = self.unit_driver.decide(operation.unit, xid, record)
+            operation.answered(code)
+            return code
 
     def hold(self, owner: Owner, lease_s: float, floor: int, ceiling: int) -> None:
         self.unit_driver.hold(owner, lease_s, floor, ceiling)
@@ -698,14 +643,10 @@ def _wait(answer: Code | Pending) -> Code:
     return answer if isinstance(answer, Code) else answer.result()
 
 
-def _end(unit: Unit, xid: Xid, *, fail: bool) -> XaError | None:
-    """Ends the work of the association that is at work: why the branch can only be rolled back, if it can."""
-    try:
-        unit.end(fail=fail)
-    except XaError as fault:
-        if fault.code is not Code.XAER_RMFAIL:
-            return None if fail else fault
-        if not fail:
-            raise  # a thread that gets it has lost the association, and with it the branch
-        return xa_error(Code.XA_RBCOMMFAIL, fault.message, xid)
-    return None
+def _fault_of_end(raised: XaError, xid: Xid, *, fail: bool) -> XaError | None:
+    """Why a branch can only be rolled back whose work was ended with this error; None: it is to be in any case."""
+    if raised.code is not Code.XAER_RMFAIL:
+        return None if fail else raised
+    if not fail:
+        raise raised  # a thread that gets it has lost the association, and with it the branch
+    return xa_error(Code.XA_RBCOMMFAIL, raised.message, xid)

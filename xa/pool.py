@@ -167,7 +167,7 @@ class ConnectionPool(Generic[C]):
         if deadline is None:
             deadline = self._clock() + self._wait_s
         while True:
-            found = self._take(work=work, deadline=deadline if wait else None)
+            found = self._take_mine(work=work) or self._take(work=work, deadline=deadline if wait else None)
             if found is None:
                 try:
                     connection = self._connect(deadline)
@@ -194,10 +194,13 @@ class ConnectionPool(Generic[C]):
         self._in_use[connection] = work
         return connection
 
-    def release(self, connection: C, *, keep: bool = True) -> None:
-        """Gives a connection back. It is closed where it can't be used again, or with `keep` false."""
+    def release(self, connection: C, *, keep: bool | None = None) -> None:
+        """Gives a connection back. `keep`: whether it can be used again, which it says itself unless this is given;
+        otherwise it is closed."""
         work = self._in_use.pop(connection, None)
-        if work is None or not keep or self._closed or not connection.is_reusable:
+        if keep is None:
+            keep = connection.is_reusable
+        if work is None or not keep or self._closed:
             connection.discard()
             keep = False
         if work is None:  # the pool has lost sight of it meanwhile
@@ -281,6 +284,20 @@ class ConnectionPool(Generic[C]):
             connection.break_off()
 
     # --- inside ---------------------------------------------------------------------------------------------
+
+    def _take_mine(self, *, work: bool) -> tuple[C, float] | None:
+        """The connection that this thread used last, and since when it is idle, if it is free and nothing is in the
+        way."""
+        with self._lock:
+            mine = self._by_thread.get(threading.get_ident())
+            if mine is None or mine not in self._idle or self._queue or self._closed or self._most_until:
+                return None
+            if work:
+                if self._working >= self.size:
+                    return None
+                self._working += 1
+            since, _ = self._idle.pop(mine)
+            return mine, since
 
     def _take(self, *, work: bool, deadline: float | None) -> tuple[C, float] | None:
         """An idle connection, and since when it is; or None for the right to open one."""

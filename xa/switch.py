@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
@@ -46,7 +46,6 @@ from xa.flags import (
 )
 from xa.fork import belongs_to_this_process
 from xa.machine import advance
-from xa.operation import Operation
 from xa.resource_manager import Completion, Handle
 from xa.state_tables import (
     ASYNC,
@@ -84,6 +83,35 @@ _AX_ERRORS: Final = {
     AxCode.TMER_INVAL: Code.XAER_INVAL,
     AxCode.TMER_PROTO: Code.XAER_PROTO,
 }
+
+
+@dataclass(slots=True, eq=False)
+class Operation(Generic[W]):
+    """An asynchronous operation whose result `complete` has not returned: state A1 of table 6-5. Its answer is
+    `pending`, or is here already as `code` and `error`."""
+
+    thread: Thread[W]
+    verb: str
+    xid: Xid | None
+    pending: Pending | None = None
+    late: Association[W] | None = None
+    """The association that ends with it, where its answer is `pending`."""
+    code: Code | None = None
+    error: XaError | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the one thread that waits for the answer."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the answer is there without waiting."""
+        if self.code is not None or self.pending is None:
+            return True
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            return self.pending.ready()
+        finally:
+            self.lock.release()
 
 
 class _CompletingVerb(Protocol):
@@ -615,7 +643,13 @@ class Switch(Generic[W]):
         if flags & TMNOWAIT and not operation.ready:
             raise xa_error(Code.XA_RETRY, f"complete: {operation.verb} has not completed", operation.xid)
 
-        code = operation.code if operation.code is not None else operation.answer()
+        with operation.lock:
+            if operation.code is None:
+                try:
+                    operation.code = cast("Pending", operation.pending).result()
+                except XaError as error:
+                    operation.code, operation.error = error.code, error
+        code = operation.code
         if self._operations.pop(handle, None) is None:
             raise xa_error(Code.XAER_INVAL, f"complete: operation {handle} belongs to another thread of control")
         if operation.xid is not None:

@@ -103,8 +103,8 @@ class ChannelPool(ConnectionPool[PooledChannel[C]]):
             self._spent += pooled.connection.round_trips - pooled.counted
             pooled.counted = pooled.connection.round_trips
 
-    def release(self, connection: PooledChannel[C], *, keep: bool = True) -> None:
-        if keep:
+    def release(self, connection: PooledChannel[C], *, keep: bool | None = None) -> None:
+        if keep is None:
             messages, now = connection.channel.messages, self._clock()
             if messages.put_down(now) and connection.is_reusable:
                 connection.connection.step(partial(messages.release_prefetched, now))

@@ -48,7 +48,8 @@ class PostgresBackend:
         self._database.probe()
 
     def begin(self, xid: Xid, *, wait: bool) -> PostgresTransaction:
-        return PostgresTransaction(xid, self._database, PostgresSession, wait=wait)
+        connection = self._database.pool.acquire(work=True, wait=wait)
+        return PostgresTransaction(xid, self._database, connection, PostgresSession).begin()
 
     def begins_at_once(self) -> bool:
         return self._database.pool.is_idle

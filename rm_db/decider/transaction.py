@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Insert
 
     from xa import XaError, Xid
+    from xa.driver import SessionContext
 
 
 _MARK: Final = "xabridge_begin"
@@ -76,8 +77,11 @@ class SqlTransaction(SessionUnit):
             raise xa_error(code, said(error), xid) from None
         self._connection: Connection | None = connection
 
-    def _new_session(self) -> SqlSession:
-        return SqlSession(self, self._engine, self._open.connection.dbapi_connection)
+    def session(self, context: SessionContext[Any]) -> Any:
+        del context  # a session asks the transaction itself before each operation
+        if self._session is None:
+            self._session = SqlSession(self, self._engine, self._open.connection.dbapi_connection)
+        return self._session.facade
 
     @property
     def is_forked(self) -> bool:

@@ -107,8 +107,10 @@ class MariaConnection(ServerConnection):
         return self.driver._sock is not None
 
     @property
-    def is_free(self) -> bool:
-        return self.alive and (self.owed > 0 or not self.driver.server_status & _IN_TRANSACTION)
+    def is_reusable(self) -> bool:
+        if not self.reusable or self.is_cut or not self.alive:
+            return False
+        return self.owed > 0 or not self.driver.server_status & _IN_TRANSACTION
 
     @property
     def unfinished(self) -> bool:

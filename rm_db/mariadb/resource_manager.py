@@ -25,7 +25,9 @@ class MariaDriver(TwoPhaseDriver[MariaTransaction, MariaDatabase]):
         return MariaDatabase(address)
 
     def begin(self, xid: Xid, *, wait: bool) -> MariaTransaction:
-        return MariaTransaction(xid, self.opened, MariaSession, wait=wait)
+        database = self.opened
+        connection = database.pool.acquire(work=True, wait=wait)
+        return MariaTransaction(xid, database, connection, MariaSession).begin()
 
 
 class MariaResource(TwoPhaseResource[MariaTransaction, MariaDatabase]):

@@ -91,15 +91,14 @@ class MariaTransaction(ServerTransaction[MariaConnection]):
         self,
         xid: Xid,
         database: MariaDatabase,
+        connection: MariaConnection,
         make_session: Callable[[SessionEngine, MariaTransaction], Session],
-        *,
-        wait: bool,
     ) -> None:
         self._database = database
         self._encoded = encode_xid(xid)
         self.in_the_way: Failure | None = None
         self.last: Failure | None = None
-        super().__init__(xid, database, make_session, wait=wait)
+        super().__init__(xid, database, connection, make_session)
 
     def _begin(self, connection: MariaConnection) -> None:
         results = self._outstanding.run(connection.exchange(*self.begin_commands()))

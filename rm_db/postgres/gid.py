@@ -8,11 +8,12 @@ software, and may contain any octets that the database's encoding allows. Theref
 from __future__ import annotations
 
 from xa import Code, Xid, xa_error
+from xa.xid import NULL_FORMAT_ID
 
 
 def encode_gid(xid: Xid) -> bytes:
     """The gid of `xid`; XAER_INVAL for the null XID, which names no branch."""
-    if xid.is_null:
+    if xid.format_id == NULL_FORMAT_ID:
         raise xa_error(Code.XAER_INVAL, "the null XID names no branch")
     return str(xid).encode("ascii")
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import psycopg
 from psycopg import pq
 
-from rm_db.server.connection import ServerConnection
+from rm_db.server.connection import CHECK_AFTER_S, ServerConnection
 from rm_db.server.steps import ConnectionLost, Failure, Wait
 from rm_db.sqlstate import is_lost
 from xa.fork import belongs_to_this_process
@@ -98,11 +98,15 @@ class LibpqConnection(ServerConnection):
         return self.pgconn.pipeline_status != _NO_PIPELINE
 
     @property
-    def is_free(self) -> bool:
+    def is_reusable(self) -> bool:
         pgconn = self.pgconn
-        if pgconn.status != _OK:
+        if not self.reusable or self.is_cut or pgconn.status != _OK:
             return False
         return self.owed > 0 or (pgconn.transaction_status == IDLE and pgconn.pipeline_status == _NO_PIPELINE)
+
+    def is_usable(self, idle_s: float) -> bool:
+        is_quiet = self.pgconn.status == _OK and not self.owed and not self._poller.poll(0)
+        return (is_quiet and idle_s <= CHECK_AFTER_S) or super().is_usable(idle_s)
 
     async def is_settled(self) -> bool:
         return (await self.collect()).failure is None
@@ -111,7 +115,7 @@ class LibpqConnection(ServerConnection):
         return self.exchange(b"")
 
     def went_away(self) -> bool:
-        while self.alive:
+        while self.pgconn.status == _OK:
             if not self._poller.poll(0):
                 return False
             try:
@@ -225,9 +229,8 @@ class LibpqConnection(ServerConnection):
             f"the server answered {tag.decode()} with {said!r}" + (f": {failure}" if failure else "")
         )
 
-    async def carry_out(self, command: bytes, tag: bytes) -> Failure | None:
-        """Runs one command; the server's refusal. ConnectionLost: also where the tag of its success is another one."""
-        reply = await self.exchange(command)
+    def refusal(self, reply: Reply, tag: bytes) -> Failure | None:
+        """The server's refusal of one command. ConnectionLost: the tag of its success is another one than `tag`."""
         if reply.failure is None and reply.tag(0) != tag:
             raise self._not_understood(f"the server answered {tag.decode()} with {reply.tag(0)!r}")
         return reply.failure

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from rm_db.postgres.gid import decode_gid, encode_gid
 from rm_db.postgres.holdings import LOCKED, REPORT, read_locks, read_report
 from rm_db.postgres.transaction_outcomes import NOTING
-from rm_db.server.steps import Failure, understood
+from rm_db.server.steps import ConnectionLost, Failure, understood
 from rm_db.sqlstate import (
     COMMIT_PREPARED,
     FEATURE_NOT_SUPPORTED,
@@ -23,7 +23,7 @@ from rm_db.sqlstate import (
     UNDEFINED_OBJECT,
     lookup,
 )
-from xa import Code, Xid, xa_error
+from xa import Code, ResourceError, Xid, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +81,16 @@ class PreparedTransaction:
     holds: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Completion:
+    """The statement `sql` that completes a branch, and the tag of its success."""
+
+    verb: str
+    xid: Xid
+    tag: bytes
+    sql: bytes
+
+
 class PreparedTransactions:
     """The prepared transactions of one database. Its methods talk to the server in steps (`rm_db.postgres.libpq`)."""
 
@@ -93,44 +103,53 @@ class PreparedTransactions:
         """COMMIT PREPARED or ROLLBACK PREPARED, the latter also of a branch that the server is about to prepare.
         XAER_NOTA: it is not there. XAER_INVAL: it is in another database. XA_RETRY: the server refused, and the branch
         stays prepared. XAER_RMFAIL: the connection was lost meanwhile."""
-        command, codes = _COMPLETION[verb]
-        with self._database.releasing(self._database.reserve(), f" over {verb}", xid) as connection:
-            failure = await connection.carry_out(_of(command, xid), command)
+        tag, codes = _COMPLETION[verb]
+        completion = _Completion(verb, xid, tag, tag + b" '" + encode_gid(xid) + b"'")
+        pool = self._database.pool
+        try:
+            connection = pool.acquire(work=False)
+        except ResourceError as error:  # of a connection that can't be made, which says nothing of the branch
+            raise xa_error(Code.XA_RETRY, error.message) from None
+
+        try:
+            failure = connection.refusal(await connection.exchange(completion.sql), tag)
             if failure is not None:
-                failure = await self._after_refusal(connection, command, verb, xid, failure)
+                failure = await self._after_refusal(connection, completion, failure)
+        except ConnectionLost as lost:
+            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost over {verb}: {lost}", xid) from None
+        finally:
+            pool.release(connection, keep=connection.is_reusable)
         if failure is not None:
             raise xa_error(lookup(codes, failure.sqlstate or ""), f"{verb}: {failure}", xid)
         return Code.XA_OK
 
     async def _after_refusal(
-        self, connection: LibpqConnection, command: bytes, verb: str, xid: Xid, refused: Failure
+        self, connection: LibpqConnection, completion: _Completion, refused: Failure
     ) -> Failure | None:
-        """The server has refused `command`: does what can make it succeed. Returns what it is refused for then."""
-        failure = await self._repeated(connection, command, xid, refused)
+        """The server has refused it: does what can make it succeed. Returns what it is refused for then."""
+        failure = await self._repeated(connection, completion, refused)
         if failure is None:
             return None
-        if verb == "commit" and failure.sqlstate == FEATURE_NOT_SUPPORTED:
-            return await self._of_another_database(connection, failure, xid)
-        if verb == "rollback" and failure.sqlstate == UNDEFINED_OBJECT:
-            being_prepared = await self._end_of_preparation(connection, xid)
+        if completion.verb == "commit" and failure.sqlstate == FEATURE_NOT_SUPPORTED:
+            return await self._of_another_database(connection, failure, completion.xid)
+        if completion.verb == "rollback" and failure.sqlstate == UNDEFINED_OBJECT:
+            being_prepared = await self._end_of_preparation(connection, completion.xid)
             if being_prepared:
-                failure = await connection.carry_out(_of(command, xid), command)
+                failure = connection.refusal(await connection.exchange(completion.sql), completion.tag)
                 if failure is not None:
-                    failure = await self._repeated(connection, command, xid, failure)
+                    failure = await self._repeated(connection, completion, failure)
         return failure
 
-    async def _repeated(
-        self, connection: LibpqConnection, command: bytes, xid: Xid, refused: Failure
-    ) -> Failure | None:
-        """Repeats `command` while somebody else is completing the same transaction, and as the role that owns it."""
+    async def _repeated(self, connection: LibpqConnection, completion: _Completion, refused: Failure) -> Failure | None:
+        """Repeats it while somebody else is completing the same transaction, and as the role that owns it."""
         failure: Failure | None = refused
         for _ in range(_TRIES):
             if failure is None or failure.sqlstate != OBJECT_IN_USE:
                 break
             await connection.exchange(_PAUSE)
-            failure = await connection.carry_out(_of(command, xid), command)
+            failure = connection.refusal(await connection.exchange(completion.sql), completion.tag)
         if failure is not None and failure.sqlstate == INSUFFICIENT_PRIVILEGE:
-            return await self._as_owner(connection, command, xid, failure)
+            return await self._as_owner(connection, completion, failure)
         return failure
 
     async def _of_another_database(self, connection: LibpqConnection, failure: Failure, xid: Xid) -> Failure:
@@ -159,11 +178,9 @@ class PreparedTransactions:
                 return tries > 0
         raise xa_error(Code.XA_RETRY, "rollback: a server process that prepares the branch does not end", xid)
 
-    async def _as_owner(
-        self, connection: LibpqConnection, command: bytes, xid: Xid, refused: Failure
-    ) -> Failure | None:
+    async def _as_owner(self, connection: LibpqConnection, completion: _Completion, refused: Failure) -> Failure | None:
         """PostgreSQL lets only the role that prepared a transaction complete it: becomes that role, if it may."""
-        reply = await connection.exchange(_OWNER.format(gid=xid, mine=self._mine).encode())
+        reply = await connection.exchange(_OWNER.format(gid=completion.xid, mine=self._mine).encode())
         if reply.failure is not None or not reply.rows():
             return refused
         with understood(connection.close):
@@ -172,7 +189,7 @@ class PreparedTransactions:
         reply = await connection.exchange(b"SET ROLE " + owner)
         if reply.failure is not None:
             return refused
-        failure = await connection.carry_out(_of(command, xid), command)
+        failure = connection.refusal(await connection.exchange(completion.sql), completion.tag)
         reply = await connection.exchange(b"RESET ROLE")
         connection.reusable = reply.failure is None
         return failure
@@ -210,11 +227,6 @@ class PreparedTransactions:
         reply = await self._database.command(f"{listing};{LOCKED}".encode())
         with understood(self._database.pool.close_idle):
             return list(_listed(reply, everybodys=everybodys))
-
-
-def _of(command: bytes, xid: Xid) -> bytes:
-    """The statement that completes a branch so."""
-    return command + b" '" + encode_gid(xid) + b"'"
 
 
 def _listed(reply: Reply, *, everybodys: bool) -> Iterator[PreparedTransaction]:

@@ -40,7 +40,9 @@ class PostgresDriver(TwoPhaseDriver[PostgresTransaction, PostgresDatabase]):
         return self.database is not None and self.database.pool.is_idle
 
     def begin(self, xid: Xid, *, wait: bool) -> PostgresTransaction:
-        return PostgresTransaction(xid, self.opened, PostgresSession, wait=wait)
+        database = self.opened
+        connection = database.pool.acquire(work=True, wait=wait)
+        return PostgresTransaction(xid, database, connection, PostgresSession).begin()
 
 
 class PostgresResource(TwoPhaseResource[PostgresTransaction, PostgresDatabase]):

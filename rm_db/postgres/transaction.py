@@ -58,14 +58,13 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
         self,
         xid: Xid,
         database: PostgresDatabase,
+        connection: LibpqConnection,
         make_session: Callable[[SessionEngine, PostgresTransaction], Session],
-        *,
-        wait: bool,
     ) -> None:
         self._end_commands = database.end_commands
         self._outcomes = database.outcomes
         self.refused: Failure | None = None
-        super().__init__(xid, database, make_session, wait=wait)
+        super().__init__(xid, database, connection, make_session)
 
     def _begin(self, connection: LibpqConnection) -> None:
         connection.send(b"BEGIN")  # the reply is collected before the first statement, or at the end
@@ -119,7 +118,7 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
         """Commits, because what a serializable transaction has read is valid only if its commit succeeds."""
         reply = await connection.exchange(self._end_commands.ending(b"COMMIT"))
         committed = connection.took_effect(reply, 0, b"COMMIT")
-        self._leave(connection, reply, ended=committed)
+        self._release(connection, reply, ended=committed)
         if committed:
             return Code.XA_RDONLY
         raise self._rolled_back(reply.failure or _FAILED_BEFORE)
@@ -136,7 +135,7 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
 
         if prepared and place:
             self._outcomes.add(self.xid, place, reply)
-        self._leave(connection, reply, ended=prepared)
+        self._release(connection, reply, ended=prepared)
         if prepared:
             return Code.XA_OK
         failure = reply.failure or _FAILED_BEFORE
@@ -150,7 +149,7 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
             committed = connection.took_effect(reply, 2 if insertion else 1, b"COMMIT")
         except ConnectionLost as lost:
             raise self._lost_while("committed", lost) from None
-        self._leave(connection, reply, ended=committed)
+        self._release(connection, reply, ended=committed)
         if committed:
             return Code.XA_OK
         failure = reply.failure or _FAILED_BEFORE
@@ -199,9 +198,10 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
         elif self._end_commands.reset:
             connection.send(RESET)
 
-    def _leave(self, connection: LibpqConnection, reply: Reply, *, ended: bool) -> None:
-        """The transaction has ended. If it did not end as asked, the server has skipped the reset after it."""
-        if reply.failure is not None:
+    def _release(self, connection: LibpqConnection, reply: Reply | None = None, *, ended: bool = True) -> None:
+        """Gives the connection back. `reply` is the server's to the end of the transaction: if that did not end as
+        asked, the server has skipped the reset after it."""
+        if reply is not None and reply.failure is not None:
             if ended or not connection.alive:
                 connection.reusable = False
             else:
@@ -209,13 +209,9 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
                     self._send_rollback(connection)
                 except ConnectionLost:
                     connection.reusable = False
-        self._release(connection)
-
-    def _release(self, connection: LibpqConnection) -> None:
         self.connection = None
-        if self.effects & LINGERS:
-            connection.reusable = False
-        self._pool.release(connection)
+        keep = connection.is_reusable and not self.effects & LINGERS
+        self._pool.release(connection, keep=keep)
 
     def _cancel(self, connection: LibpqConnection) -> bool:
         try:

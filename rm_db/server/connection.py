@@ -35,11 +35,6 @@ class ServerConnection(ABC):
     def alive(self) -> bool:
         """False once the connection is known to be broken."""
 
-    @property
-    @abstractmethod
-    def is_free(self) -> bool:
-        """Whether it is in no transaction, or will be once the replies that it owes are there."""
-
     @abstractmethod
     def is_settled(self) -> Steps[bool]:
         """Collects the replies that are owed; whether they are successes."""
@@ -68,8 +63,10 @@ class ServerConnection(ABC):
     # --- for the pool ---------------------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def is_reusable(self) -> bool:
-        return self.reusable and not self.is_cut and self.is_free
+        """Whether nothing was found wrong with it, and it is in no transaction, or will be in none once the replies
+        that it owes are there."""
 
     def is_ready(self, idle_s: float) -> bool:
         return idle_s <= CHECK_AFTER_S and not self.owed and not self.went_away()
@@ -84,7 +81,7 @@ class ServerConnection(ABC):
                 drive(self.test(), self.reply_s)
         except ConnectionLost:
             return False
-        return self.is_free
+        return self.is_reusable
 
     def discard(self) -> None:
         if not self.is_cut:  # one that was cut is closed by the thread that still waits on it

@@ -125,6 +125,6 @@ class _Releasing(Generic[C]):
         return self._connection
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._pool.release(self._connection)
+        self._pool.release(self._connection, keep=self._connection.is_reusable)
         if isinstance(error, ConnectionLost):
             raise xa_error(Code.XAER_RMFAIL, f"the connection was lost{self._over}: {error}", self._xid) from None

@@ -1,7 +1,7 @@
 """Replies that the server has not given yet: what a verb with TMASYNC leaves to `complete`.
 
-`OutstandingSteps.carry_out` can send a request and return a `PendingSteps`, whose result is collected later. Until then
-the request holds its connection. When connections are short, a caller that needs one finishes such a request first, its
+`OutstandingSteps.begin` sends a request and returns a `PendingSteps`, whose result is collected later. Until then the
+request holds its connection. When connections are short, a caller that needs one finishes such a request first, its
 own or another thread's (`finish_one`). The answer is kept until it is collected.
 
 Steps take a connection before they wait for the first time, and never a second one later. Therefore finishing them
@@ -32,12 +32,12 @@ class PendingSteps:
 
     __slots__ = ("_outstanding", "_steps", "_xid", "answer", "control", "lock", "wait")
 
-    def __init__(self, xid: Xid, steps: Steps[Code], outstanding: OutstandingSteps) -> None:
+    def __init__(self, xid: Xid, steps: Steps[Code], wait: Wait, outstanding: OutstandingSteps) -> None:
         self._xid = xid
         self._steps = steps
         self._outstanding = outstanding
         self.control = thread_of_control()
-        self.wait: Wait | None = None
+        self.wait = wait
         self.answer: Code | XaError | None = None
         self.lock = threading.Lock()
 
@@ -57,8 +57,7 @@ class PendingSteps:
         return self.answer
 
     def advance(self) -> None:
-        """Runs the steps as far as they go without waiting. The caller holds `lock`, unless no other thread can know
-        the object."""
+        """Runs the steps as far as they go without waiting. The caller holds `lock`."""
         if self.answer is not None:
             return
         try:
@@ -98,17 +97,18 @@ class OutstandingSteps:
         """Runs `steps` to their end."""
         return drive(steps, self.timeout_s)
 
-    def carry_out(self, xid: Xid, steps: Steps[Code], *, later: bool) -> Code | PendingSteps:
-        """Runs `steps` to their end, or with `later` only as far as they go without waiting."""
-        if not later:
-            return drive(steps, self.timeout_s)
-        pending = PendingSteps(xid, steps, self)
-        pending.advance()
-        if pending.answer is None:
-            with self._lock:
-                self._under_way[pending] = None
-            if self._begun is not None:
-                self._begun()
+    def begin(self, xid: Xid, steps: Steps[Code]) -> Code | PendingSteps:
+        """Runs `steps` until they wait for the first time."""
+        try:
+            wait = steps.send(None)
+        except StopIteration as stop:
+            answer: Code = stop.value
+            return answer
+        pending = PendingSteps(xid, steps, wait, self)
+        with self._lock:
+            self._under_way[pending] = None
+        if self._begun is not None:
+            self._begun()
         return pending
 
     def remove(self, pending: PendingSteps) -> None:
@@ -142,7 +142,7 @@ class OutstandingSteps:
 
     def _finish_first(self, ours: Sequence[PendingSteps]) -> None:
         """Finishes whichever of these is answered first. The caller holds their locks."""
-        waits = [pending.wait for pending in ours if pending.answer is None and pending.wait is not None]
+        waits = [pending.wait for pending in ours if pending.answer is None]
         if len(waits) == len(ours):
             is_ready(waits, self.timeout_s)
         for pending in ours:

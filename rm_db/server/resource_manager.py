@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from rm_db.address import Address
 from rm_db.server.database import ServerDatabase
+from rm_db.server.steps import drive
 from rm_db.server.transaction import ServerTransaction
 from xa import TMUSEASYNC, Code, xa_error
 from xa.in_process_branches import Branches, Part, UnitDriver
@@ -79,18 +80,18 @@ class TwoPhaseDriver(UnitDriver[T], Generic[T, D]):
 
     def commit_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
         database = self.opened
-        return database.outstanding.carry_out(xid, database.prepared.complete("commit", xid), later=later)
+        steps = database.prepared.complete("commit", xid)
+        return database.outstanding.begin(xid, steps) if later else drive(steps, database.address.reply_s)
 
     def rollback_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
         database = self.opened
-        return database.outstanding.carry_out(xid, database.prepared.complete("rollback", xid), later=later)
+        steps = database.prepared.complete("rollback", xid)
+        return database.outstanding.begin(xid, steps) if later else drive(steps, database.address.reply_s)
 
     def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
-        return self.opened.outstanding.carry_out(xid, self._forget(xid), later=later)
-
-    async def _forget(self, xid: Xid) -> Code:
-        is_prepared = await self.opened.prepared.exists(xid)
-        if is_prepared:
+        del later  # it is not a common call
+        database = self.opened
+        if database.outstanding.run(database.prepared.exists(xid)):
             raise xa_error(Code.XAER_PROTO, "forget: the branch is prepared, not heuristically completed", xid)
         raise xa_error(Code.XAER_NOTA, "forget: the server completes no branch on its own, none is remembered", xid)
 

@@ -12,27 +12,28 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rm_db.server.connection import ServerConnection
-from rm_db.server.steps import ConnectionLost
+from rm_db.server.steps import ConnectionLost, drive
 from rm_db.sessions.session import INTERRUPT_S, SessionUnit
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Self
 
     from rm_db.server.database import ServerDatabase
     from rm_db.server.steps import Failure, Steps
     from rm_db.sessions.session import Session
     from rm_db.sessions.session_engine import SessionEngine
     from xa import XaError, Xid
-    from xa.driver import Pending
+    from xa.driver import Pending, SessionContext
 
 
 C = TypeVar("C", bound=ServerConnection)
 
 
 class ServerTransaction(SessionUnit, Generic[C]):
-    """One branch's transaction. When it has ended, `connection` is None, and the connection is in the pool again, or
-    kept for the prepared branch.
+    """One branch's transaction, on a `connection` of the pool. When it has ended, `connection` is None, and the
+    connection is in the pool again, or kept for the prepared branch.
 
     The session notes here what the vote needs: `failure` is the error for which the work can only be rolled back,
     `misused` the reason for which the session made the branch rollback-only, `used` whether any statement was carried
@@ -43,13 +44,13 @@ class ServerTransaction(SessionUnit, Generic[C]):
         self,
         xid: Xid,
         database: ServerDatabase[C, Any],
+        connection: C,
         make_session: Callable[[SessionEngine, Any], Session],
-        *,
-        wait: bool,
     ) -> None:
         self.xid = xid
         self._pool = database.pool
         self._outstanding = database.outstanding
+        self._reply_s = database.address.reply_s
         self._session_engine = database.session_engine
         self._make_session = make_session
         self._ending = False
@@ -58,17 +59,19 @@ class ServerTransaction(SessionUnit, Generic[C]):
         self.effects = 0
         self.used = False
         self.wrote = False
-        connection = database.pool.acquire(work=True, wait=wait)
         self.connection: C | None = connection
 
+    def begin(self) -> Self:
+        """Begins it, and returns it. With any error the connection is given up."""
         try:
-            self._begin(connection)
+            self._begin(self._connected())
         except ConnectionLost as lost:
             self._close_connection()
-            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", xid) from None
+            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", self.xid) from None
         except BaseException:
             self._close_connection()
             raise
+        return self
 
     @abstractmethod
     def _begin(self, connection: C) -> None:
@@ -117,11 +120,20 @@ class ServerTransaction(SessionUnit, Generic[C]):
 
     # --- verbs --------------------------------------------------------------------------------------------------
 
+    def session(self, context: SessionContext[Any]) -> Any:
+        del context  # a session asks the transaction itself before each operation
+        if self._session is None:
+            self._session = self._make_session(self._session_engine, self)
+        return self._session.facade
+
     def prepare(self, *, later: bool) -> Code | Pending:
-        return self._outstanding.carry_out(self.xid, self._prepare(), later=later)
+        connection = self._connected()
+        steps = self._vote(connection) if self._must_prepare() else self._vote_of_a_reader(connection)
+        return self._outstanding.begin(self.xid, steps) if later else drive(steps, self._reply_s)
 
     def commit(self, *, later: bool) -> Code | Pending:
-        return self._outstanding.carry_out(self.xid, self._commit(), later=later)
+        steps = self._commit()
+        return self._outstanding.begin(self.xid, steps) if later else drive(steps, self._reply_s)
 
     def start_rollback(self) -> None:
         self._expire_session()
@@ -129,7 +141,8 @@ class ServerTransaction(SessionUnit, Generic[C]):
 
     def rollback(self, *, later: bool) -> Code | Pending:
         self._expire_session()
-        return self._outstanding.carry_out(self.xid, self._rollback(), later=later)
+        steps = self._rollback()
+        return self._outstanding.begin(self.xid, steps) if later else drive(steps, self._reply_s)
 
     def abandon(self) -> None:
         self._expire_session()
@@ -148,10 +161,10 @@ class ServerTransaction(SessionUnit, Generic[C]):
         finally:
             connection.lock.release()
 
-    async def _prepare(self) -> Code:
-        connection = self._connected()
+    async def _vote_of_a_reader(self, connection: C) -> Code:
+        """The vote of a branch that is not known to have written."""
         try:
-            if not self._must_prepare() and (not self.used or (await self._has_only_read(connection))):
+            if not self.used or (await self._has_only_read(connection)):
                 return await self._vote_read_only(connection)
         except ConnectionLost as lost:  # nothing was prepared, nothing can be committed
             self._close_connection()
@@ -159,9 +172,6 @@ class ServerTransaction(SessionUnit, Generic[C]):
         return await self._vote(connection)
 
     # --- for subclasses -------------------------------------------------------------------------------------------
-
-    def _new_session(self) -> Session:
-        return self._make_session(self._session_engine, self)
 
     def _connected(self) -> C:
         if self.connection is None:
@@ -199,4 +209,4 @@ class ServerTransaction(SessionUnit, Generic[C]):
 
     def _release(self, connection: C) -> None:
         self.connection = None
-        self._pool.release(connection)
+        self._pool.release(connection, keep=connection.is_reusable)

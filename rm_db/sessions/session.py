@@ -10,7 +10,6 @@ from xa.in_process_branches import Unit
 
 if TYPE_CHECKING:
     from xa import XaError, Xid
-    from xa.driver import SessionContext
 
 INTERRUPT_S: Final = 5.0
 """How long to wait for the end of a statement that is interrupted because its branch is rolled back."""
@@ -40,18 +39,8 @@ class SessionUnit(Unit):
     _session: Session | None = None
 
     @abstractmethod
-    def _new_session(self) -> Session:
-        """A session for the association that begins."""
-
-    @abstractmethod
     def _check(self) -> XaError | None:
         """The XA_RB* that makes the branch rollback-only, or XAER_RMFAIL, or None."""
-
-    def session(self, context: SessionContext[Any]) -> Any:
-        del context  # a session asks the transaction itself before each operation
-        if self._session is None:
-            self._session = self._new_session()
-        return self._session.facade
 
     def end(self, *, fail: bool) -> None:
         session, self._session = self._session, None
