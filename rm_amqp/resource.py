@@ -22,7 +22,7 @@ from rm_amqp.driver import AmqpDriver, BranchWork
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, refusal_error
 from rm_amqp.settings import parse
 from xa import FORMAT_ID, NULL_XID, TMREGISTER, TMUSEASYNC, Code, XaError, xa_error
-from xa.switch import LateEndingSwitch
+from xa.switch import EndingWithPrepareSwitch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -41,7 +41,7 @@ LOOKED: Final = 1
 """Messages that tell whether there are any."""
 
 
-class AmqpResource(LateEndingSwitch[BranchWork]):
+class AmqpResource(EndingWithPrepareSwitch[BranchWork]):
     """One instance. `flags` are the switch's: TMUSEASYNC, and TMREGISTER for one that registers dynamically.
 
     An association can be resumed only in the thread of control that suspended it, whose channel it is on: end with

@@ -18,7 +18,7 @@ from rm_delta.errors import ForkedProcess, TableRefused
 from rm_delta.lake import CommitBegun, CompletionPostponed, Lake, LakeUnavailable, ManifestOfOtherVersion
 from rm_delta.session import BranchWork, DeltaSession
 from xa import Code, xa_error
-from xa.in_process_branches import Branches, Part, Unit, UnitDriver
+from xa.in_process_branches import AssociatedWork, Branches, UnitOfWork, UnitOfWorkDriver
 from xa.open_string import OpenString
 from xa.switch import Switch
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from xa.holdings import InDoubtBranch
 
 
-class DeltaUnit(Unit):
+class DeltaUnitOfWork(UnitOfWork):
     """The work of one branch that is not prepared: files that it has written."""
 
     def __init__(self, driver: DeltaDriver, xid: Xid) -> None:
@@ -90,7 +90,7 @@ class DeltaUnit(Unit):
         """Leaves the files: what was asked may have been done, and they may belong to a prepared branch."""
 
 
-class DeltaDriver(UnitDriver[DeltaUnit]):
+class DeltaDriver(UnitOfWorkDriver[DeltaUnitOfWork]):
     """One folder, behind `xa.switch.Switch`."""
 
     name = NAME
@@ -130,9 +130,9 @@ class DeltaDriver(UnitDriver[DeltaUnit]):
     def begins_at_once(self) -> bool:
         return True
 
-    def begin(self, xid: Xid, *, wait: bool) -> DeltaUnit:
+    def begin(self, xid: Xid, *, wait: bool) -> DeltaUnitOfWork:
         del wait
-        return DeltaUnit(self, xid)
+        return DeltaUnitOfWork(self, xid)
 
     def commit_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
         del later
@@ -168,7 +168,7 @@ class DeltaDriver(UnitDriver[DeltaUnit]):
             return iter(self.opened.in_doubt())
 
 
-class DeltaResource(Switch[Part[DeltaUnit]]):
+class DeltaResource(Switch[AssociatedWork[DeltaUnitOfWork]]):
     """The tables in one folder. Open string: `delta:///srv/lake`."""
 
     def __init__(self, registrar: Registrar | None = None) -> None:

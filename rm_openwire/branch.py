@@ -54,7 +54,7 @@ from rm_openwire.wire import (
     XATransactionId,
 )
 from xa import ROLLBACK_CODES, Code, XaError, xa_error
-from xa.in_process_branches import Unit
+from xa.in_process_branches import UnitOfWork
 from xa.machine import advance
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class AbandonedWork:
         return found
 
 
-class BranchWork(Unit):
+class BranchWork(UnitOfWork):
     """One branch's work, from its start until it is prepared, committed or rolled back."""
 
     def __init__(

@@ -24,7 +24,7 @@ from rm_openwire.errors import ARTEMIS, ConnectionLost, Refused
 from rm_openwire.settings import parse
 from rm_openwire.wire import TransactionInfo, TransactionKind
 from xa import Code, XaError, Xid, xa_error
-from xa.in_process_branches import Branches, Part, UnitDriver
+from xa.in_process_branches import AssociatedWork, Branches, UnitOfWorkDriver
 from xa.keep_alive import MAINTENANCE
 from xa.pool import ConnectionPool
 from xa.switch import Switch
@@ -69,7 +69,7 @@ def _new_pool(connector: Connector, settings: Settings) -> ConnectionPool[Connec
     )
 
 
-class OpenWireDriver(UnitDriver[BranchWork]):
+class OpenWireDriver(UnitOfWorkDriver[BranchWork]):
     """One broker, with its backups."""
 
     name = "xabridge OpenWire"
@@ -232,7 +232,7 @@ class OpenWireDriver(UnitDriver[BranchWork]):
         return xa_error(Code.XAER_RMFAIL, f"{verb}: {failure}", xid)
 
 
-class OpenWireResource(Switch[Part[BranchWork]]):
+class OpenWireResource(Switch[AssociatedWork[BranchWork]]):
     """One broker. Open string: `openwire://…`, see `rm_openwire.settings`."""
 
     sends_messages: Final = True

@@ -1,5 +1,5 @@
-"""Association: how one thread of control stands to one branch, in a resource manager instance; and Thread: everything
-that the instance knows of one thread of control.
+"""Association: how one thread of control stands to one branch, in a resource manager instance; and ThreadRecord:
+everything that the instance knows of one thread of control.
 
 Where a resource manager registers dynamically, associations move by table 6-3, otherwise by table 6-2: the same idea
 under other names. `Dialect` names the states and verbs that both have, so that code is written once.
@@ -98,7 +98,7 @@ class Association(Generic[W]):
             return
 
 
-class Thread(ref[ThreadOfControl], Generic[W]):
+class ThreadRecord(ref[ThreadOfControl], Generic[W]):
     """A switch's data about one thread of control, and a weak reference to that: `gone` is called when it has ended.
 
     `current` is the association that it is at work in, `suspended` those that it may resume; `late` is one that it has
@@ -109,7 +109,7 @@ class Thread(ref[ThreadOfControl], Generic[W]):
 
     __slots__ = ("current", "key", "late", "lost", "registration", "scans", "suspended")
 
-    def __init__(self, control: ThreadOfControl, gone: Callable[[Thread[W]], object]) -> None:  # noqa: ARG002
+    def __init__(self, control: ThreadOfControl, gone: Callable[[ThreadRecord[W]], object]) -> None:  # noqa: ARG002
         self.key = id(control)  # the reference is made by `ref.__new__`, and `ref.__init__` does nothing
         self.forget()
 

@@ -29,7 +29,7 @@ class BreakingConnections(ResourceManager, Protocol):
         ...
 
 
-class LateEnding(ResourceManager, Protocol):
+class EndingWithPrepare(ResourceManager, Protocol):
     """A resource manager that can end an association and prepare its branch in one exchange instead of two.
     docs/decisions/0008 says why this is a verb of its own. Codes that any verb may raise are those of
     `ResourceManager`."""

@@ -13,7 +13,7 @@ Two kinds of resources differ in where an unprepared branch lives:
 - It lives at the resource (a message broker with distributed transactions): implement `Driver`. The resource keeps the
   state of branches and refuses what the state tables refuse.
 - It lives in this process, as a transaction on a connection of its own, until it is prepared (databases): implement
-  the smaller `xa.in_process_branches.UnitDriver` and put it behind `xa.in_process_branches.Branches`, which is a
+  the smaller `xa.in_process_branches.UnitOfWorkDriver` and put it behind `xa.in_process_branches.Branches`, which is a
   `Driver`.
 
 How a driver answers:
@@ -270,11 +270,11 @@ class Driver(ABC, Generic[W]):
         return next((pending for pending in outstanding if pending.ready()), outstanding[0])
 
     def end_and_prepare(self, work: W, *, later: bool) -> Code | Pending:
-        """The end of work and the prepare of its branch, in one exchange (`xa.LateEnding`, decision 0008). Answers as
-        `prepare`; whatever it answers but XAER_RMFAIL, the association has ended. XA_RB*: the branch is gone, also
-        where it was the end that was refused. XAER_RMERR: it is to be rolled back.
+        """The end of work and the prepare of its branch, in one exchange (`xa.EndingWithPrepare`, decision 0008).
+        Answers as `prepare`; whatever it answers but XAER_RMFAIL, the association has ended. XA_RB*: the branch is
+        gone, also where it was the end that was refused. XAER_RMERR: it is to be rolled back.
 
-        Only for a driver whose switch is a `LateEndingSwitch`."""
+        Only for a driver whose switch is a `EndingWithPrepareSwitch`."""
         raise NotImplementedError
 
 

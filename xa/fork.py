@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from weakref import WeakSet
 
 
-class Owned(Protocol):
+class ProcessBound(Protocol):
     """An object that belongs to the process that made it."""
 
     def forked(self) -> None:
@@ -21,10 +21,10 @@ class Owned(Protocol):
         ...
 
 
-_OWNED: Final[WeakSet[Owned]] = WeakSet()
+_OWNED: Final[WeakSet[ProcessBound]] = WeakSet()
 
 
-def belongs_to_this_process(owned: Owned) -> None:
+def belongs_to_this_process(owned: ProcessBound) -> None:
     """Has `owned.forked` called in every child from here on."""
     _OWNED.add(owned)
 

@@ -3,14 +3,15 @@
 A database keeps no record of a branch before PREPARE: the branch is a transaction on one connection, which this process
 holds. `Branches` keeps what the resource does not. Which branches there are, and their state (table 6-4); which
 association is at work in each, since a connection serves one at a time; why one can only be rolled back; and that one
-operation on a branch is carried out at a time. What is left to a `UnitDriver` is short: how work for a new branch
-begins (a `Unit`), and how a prepared branch, which belongs to no connection, is completed and listed.
+operation on a branch is carried out at a time. What is left to a `UnitOfWorkDriver` is short: how work for a new branch
+begins (a `UnitOfWork`), and how a prepared branch, which belongs to no connection, is completed and listed.
 
-    class MyDriver(UnitDriver[MyUnit]): ...
+    class MyDriver(UnitOfWorkDriver[MyUnit]): ...
 
     resource_manager = Switch(Branches(MyDriver()), registrar)
 
-For a resource that decides, `DecidingUnitDriver`, `DecidingBranches` and `DecidingSwitch` go together in the same way.
+For a resource that decides, `DecidingUnitOfWorkDriver`, `DecidingBranches` and `DecidingSwitch` go together in the same
+way.
 
 An ended or suspended branch can be joined, or resumed, by any thread of this instance, and by no other instance. When
 its process dies, an unprepared branch is lost, because its connection is lost.
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xabridge.xa")
 
-U = TypeVar("U", bound="Unit")
+U = TypeVar("U", bound="UnitOfWork")
 
 S0, S1, S3, S4 = BranchState.S0, BranchState.S1, BranchState.S3, BranchState.S4
 
@@ -51,7 +52,7 @@ _GONE: Final = ROLLBACK_CODES | HEURISTIC_CODES | {Code.XA_OK, Code.XAER_NOTA, C
 """The codes which say of a prepared branch that it is not prepared any more."""
 
 
-class Unit(ABC):
+class UnitOfWork(ABC):
     """The unit of work of one branch that is not prepared: in most resources a transaction, on a connection that it has
     to itself until the branch is prepared, committed or rolled back.
 
@@ -94,7 +95,7 @@ class Unit(ABC):
         self.start_rollback()
 
 
-class UnitDriver(ABC, Generic[U]):
+class UnitOfWorkDriver(ABC, Generic[U]):
     """One kind of resource whose unprepared branches live in this process. See `xa.driver.Driver` for how it answers,
     and for what is not described here."""
 
@@ -166,7 +167,7 @@ class UnitDriver(ABC, Generic[U]):
         return next((pending for pending in outstanding if pending.ready()), outstanding[0])
 
 
-class DecidingUnitDriver(UnitDriver[U], DecisionStorage):
+class DecidingUnitOfWorkDriver(UnitOfWorkDriver[U], DecisionStorage):
     """The same for a resource that decides."""
 
     @abstractmethod
@@ -183,8 +184,8 @@ class Branch(Generic[U]):
     def __init__(self, xid: Xid) -> None:
         self.xid = xid
         self.state = S0
-        self.active: Part[U] | None = None
-        self.suspended: set[Part[U]] = set()
+        self.active: AssociatedWork[U] | None = None
+        self.suspended: set[AssociatedWork[U]] = set()
         self.reason: XaError | None = None
         self._unit: U | None = None
 
@@ -212,7 +213,7 @@ class Branch(Generic[U]):
             raise xa_error(refused.code, str(refused), self.xid) from refused
 
 
-class Part(Generic[U]):
+class AssociatedWork(Generic[U]):
     """One association's part in a branch."""
 
     __slots__ = ("branch",)
@@ -221,10 +222,10 @@ class Part(Generic[U]):
         self.branch = branch
 
 
-class Branches(Driver[Part[U]]):
+class Branches(Driver[AssociatedWork[U]]):
     """The branches of one instance, over `unit_driver`."""
 
-    def __init__(self, unit_driver: UnitDriver[U]) -> None:
+    def __init__(self, unit_driver: UnitOfWorkDriver[U]) -> None:
         self.unit_driver = unit_driver
         self.name = unit_driver.name
         self.flags = unit_driver.flags
@@ -255,7 +256,7 @@ class Branches(Driver[Part[U]]):
     def open(self, open_string: str) -> None:
         self.unit_driver.open(open_string)
 
-    def close(self, works: Sequence[Part[U]]) -> None:
+    def close(self, works: Sequence[AssociatedWork[U]]) -> None:
         self._lose(works, "the resource manager was closed")
         for branch in list(self._branches.values()):
             _wait(branch.unit.rollback(later=False))
@@ -282,7 +283,7 @@ class Branches(Driver[Part[U]]):
     def begins_at_once(self) -> bool:
         return self.unit_driver.begins_at_once()
 
-    def begin(self, xid: Xid, beside: Sequence[Part[U]], *, wait: bool) -> Part[U]:  # noqa: ARG002 — each has its own
+    def begin(self, xid: Xid, beside: Sequence[AssociatedWork[U]], *, wait: bool) -> AssociatedWork[U]:  # noqa: ARG002 — each has its own
         with self._lock:
             self._await_turn("start", xid)
             if xid in self._branches or xid in self._prepared:
@@ -298,24 +299,24 @@ class Branches(Driver[Part[U]]):
 
         with self._lock:
             branch.move(BranchVerb.START, Code.XA_OK)
-            branch.active = Part(branch)
+            branch.active = AssociatedWork(branch)
             return branch.active
 
-    def join(self, xid: Xid, beside: Sequence[Part[U]], *, wait: bool) -> Part[U]:  # noqa: ARG002 — it has the branch's
+    def join(self, xid: Xid, beside: Sequence[AssociatedWork[U]], *, wait: bool) -> AssociatedWork[U]:  # noqa: ARG002 — it has the branch's
         with self._lock:
             branch = self._branches.get(xid)
             if branch is None:
                 raise self._unknown("start(TMJOIN)", xid)
-            part = Part(branch)
+            part = AssociatedWork(branch)
             self._enter(branch, part, wait=wait)
             return part
 
-    def resume(self, work: Part[U], *, wait: bool) -> Part[U]:
+    def resume(self, work: AssociatedWork[U], *, wait: bool) -> AssociatedWork[U]:
         with self._lock:
             self._enter(work.branch, work, wait=wait)
             return work
 
-    def _enter(self, branch: Branch[U], part: Part[U], *, wait: bool) -> None:
+    def _enter(self, branch: Branch[U], part: AssociatedWork[U], *, wait: bool) -> None:
         """The part is at work, as soon as no other is. Called with the lock held."""
         xid, wait_s = branch.xid, self.unit_driver.wait_s
         self._await_turn("start", xid)
@@ -341,11 +342,11 @@ class Branches(Driver[Part[U]]):
             raise branch.reason
         branch.active = part
 
-    def suspend(self, work: Part[U], *, migrate: bool) -> Code:
+    def suspend(self, work: AssociatedWork[U], *, migrate: bool) -> Code:
         self.end(work, fail=False, suspended=True)
         return Code.XA_NOMIGRATE if migrate and not self.unit_driver.migrates else Code.XA_OK
 
-    def end(self, work: Part[U], *, fail: bool, suspended: bool = False) -> Code:
+    def end(self, work: AssociatedWork[U], *, fail: bool, suspended: bool = False) -> Code:
         branch = work.branch
         with self._lock:
             if branch.xid in self._busy:
@@ -377,10 +378,10 @@ class Branches(Driver[Part[U]]):
             raise fault
         return Code.XA_OK
 
-    def lose(self, works: Sequence[Part[U]], why: XaError) -> None:
+    def lose(self, works: Sequence[AssociatedWork[U]], why: XaError) -> None:
         self._lose(works, why.message)
 
-    def _lose(self, parts: Sequence[Part[U]], why: str) -> None:
+    def _lose(self, parts: Sequence[AssociatedWork[U]], why: str) -> None:
         for part in parts:
             branch = part.branch
             with self._lock:
@@ -399,7 +400,7 @@ class Branches(Driver[Part[U]]):
         return xid in self._branches or xid in self._prepared
 
     @staticmethod
-    def _drop(part: Part[U]) -> None:
+    def _drop(part: AssociatedWork[U]) -> None:
         """The part is not in its branch any more."""
         branch = part.branch
         if branch.active is part:
@@ -407,7 +408,7 @@ class Branches(Driver[Part[U]]):
         branch.suspended.discard(part)
 
     # --- work -------------------------------------------------------------------------------------------------
-    def session(self, work: Part[U] | None, context: SessionContext[Part[U]]) -> Any:
+    def session(self, work: AssociatedWork[U] | None, context: SessionContext[AssociatedWork[U]]) -> Any:
         assert work is not None  # noqa: S101 — such a resource manager does not register dynamically
         return work.branch.unit.session(context)
 
@@ -485,6 +486,7 @@ class Branches(Driver[Part[U]]):
             if code is not Code.XA_OK:  # the thread was interrupted
                 branch.unit.abandon()
             branch.move(move, Code.XA_OK)
+
         elif code is Code.XAER_RMFAIL:
             branch.unit.abandon()
         elif code is not Code.XAER_NOTA:
@@ -602,12 +604,12 @@ class _BranchOperation(Generic[U]):
         return code
 
 
-class DecidingBranches(Branches[U], DecidingDriver[Part[U]]):
+class DecidingBranches(Branches[U], DecidingDriver[AssociatedWork[U]]):
     """The branches of an instance that decides, over `unit_driver`."""
 
-    unit_driver: DecidingUnitDriver[U]
+    unit_driver: DecidingUnitOfWorkDriver[U]
 
-    def __init__(self, unit_driver: DecidingUnitDriver[U]) -> None:
+    def __init__(self, unit_driver: DecidingUnitOfWorkDriver[U]) -> None:
         super().__init__(unit_driver)
 
     @property

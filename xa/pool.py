@@ -6,8 +6,8 @@ for that lock. Where the server refuses further connections, the pool works with
 
 A caller that finds no connection free does three things, in this order:
 
-1. It finishes an operation that holds a connection and whose answer is not collected yet (`Outstanding`). So no
-   thread waits for a connection which it holds itself.
+1. It finishes an operation that holds a connection and whose answer is not collected yet (`OutstandingOperations`). So
+   no thread waits for a connection which it holds itself.
 2. It waits in a queue, so that a thread with hundreds of commands does not pass the others by.
 3. After a while it gets the error that the pool is busy: the server was asked nothing.
 
@@ -73,7 +73,7 @@ class Connections(NamedTuple):
     waiting: int
 
 
-class Outstanding(Protocol):
+class OutstandingOperations(Protocol):
     """Operations that hold connections until their answers are collected."""
 
     def finish_one(self) -> bool:
@@ -105,7 +105,7 @@ class ConnectionPool(Generic[C]):
         advice: str = "",
         reserve: int = RESERVE,
         most_idle: int | None = None,
-        outstanding: Outstanding | None = None,
+        outstanding: OutstandingOperations | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.size = size

@@ -7,8 +7,8 @@ whether the instance is open. It knows which thread of control (`xa.threads_of_c
 branch, and follows the state tables 6-1 to 6-3 and 6-5. It keeps asynchronous operations until `complete` returns them,
 and scans while their pages are read. It registers dynamically. The driver (`xa.driver`) does the rest.
 
-`DecidingSwitch` adds the verbs of `xa.DecidingResource`, `LateEndingSwitch` the one of `xa.LateEnding`. A resource
-manager with verbs of its own subclasses one of them and carries these out by `call`.
+`DecidingSwitch` adds the verbs of `xa.DecidingResource`, `EndingWithPrepareSwitch` the one of `xa.EndingWithPrepare`. A
+resource manager with verbs of its own subclasses one of them and carries these out by `call`.
 
 The switch has a weak reference to each thread of control. If one ends while it is associated, its associations are
 lost, as if its connection had broken: the next verb of any thread, or `reap`, tells the driver.
@@ -23,7 +23,7 @@ from functools import partial
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
-from xa.association import DYNAMIC, STATIC, Association, Thread
+from xa.association import DYNAMIC, STATIC, Association, ThreadRecord
 from xa.codes import AxCode, Code
 from xa.errors import XaError, xa_error
 from xa.flags import (
@@ -90,7 +90,7 @@ class Operation(Generic[W]):
     """An asynchronous operation whose result `complete` has not returned: state A1 of table 6-5. Its answer is
     `pending`, or is here already as `code` and `error`."""
 
-    thread: Thread[W]
+    thread: ThreadRecord[W]
     verb: str
     xid: Xid | None
     pending: Pending | None = None
@@ -143,7 +143,7 @@ class Switch(Generic[W]):
         self._allowed: set[tuple[str, int]] = {("session", 0), ("work", 0)}
         """Verbs with flags that have been found to be in order. (What is not a verb of X/Open's has none.)"""
         self._room = driver.max_outstanding
-        self._abandoned: deque[Thread[W]] = deque()
+        self._abandoned: deque[ThreadRecord[W]] = deque()
         """Threads of control that are gone."""
         self._forget_everything()
         belongs_to_this_process(self)
@@ -160,8 +160,8 @@ class Switch(Generic[W]):
         """Nothing is open, associated or outstanding."""
         self._state = R0
         self._rmid = None
-        self._threads: dict[int, Thread[W]] = {}
-        self._migrating: dict[Xid, tuple[Thread[W], Association[W]]] = {}
+        self._threads: dict[int, ThreadRecord[W]] = {}
+        self._migrating: dict[Xid, tuple[ThreadRecord[W], Association[W]]] = {}
         """Suspended associations that any thread of control may resume."""
         self._operations: dict[int, Operation[W]] = {}
         self._busy: set[Xid] = set()
@@ -250,15 +250,15 @@ class Switch(Generic[W]):
             raise xa_error(Code.XAER_INVAL, f"{verb}: open under rmid {self._rmid}, not {rmid}")
 
     # --- threads of control -----------------------------------------------------------------------------------
-    def _thread(self) -> Thread[W]:
+    def _thread(self) -> ThreadRecord[W]:
         """The record of the calling thread of control."""
         control = _CURRENT(None) or thread_of_control()
         thread = self._threads.get(id(control))
         if thread is None:
-            thread = self._threads[id(control)] = Thread(control, self._gone)
+            thread = self._threads[id(control)] = ThreadRecord(control, self._gone)
         return thread
 
-    def _gone(self, thread: Thread[W]) -> None:
+    def _gone(self, thread: ThreadRecord[W]) -> None:
         """A thread of control is gone. This is called while garbage is collected, at any moment and with any lock held,
         so that it only takes note."""
         if self._threads.get(thread.key) is thread:
@@ -275,7 +275,7 @@ class Switch(Generic[W]):
                 return
             self._lose(thread, xa_error(Code.XA_RBCOMMFAIL, "the thread of control has ended"))
 
-    def _enter(self, verb: str, rmid: int, flags: int) -> Thread[W]:
+    def _enter(self, verb: str, rmid: int, flags: int) -> ThreadRecord[W]:
         """The calling thread of control, if it may issue this verb."""
         if (verb, flags) not in self._allowed:
             check_flags(verb, flags, self.flags)
@@ -287,7 +287,7 @@ class Switch(Generic[W]):
             return self._thread()
         return self._calling(verb, rmid) if thread.lost else thread
 
-    def _calling(self, verb: str, rmid: int) -> Thread[W]:
+    def _calling(self, verb: str, rmid: int) -> ThreadRecord[W]:
         """The calling thread of control, if it may issue verbs at all."""
         if rmid != self._rmid:
             self._check_open(verb, rmid)
@@ -299,7 +299,7 @@ class Switch(Generic[W]):
             raise xa_error(code, f"{verb}: this thread lost its connection and has to call open again")
         return thread
 
-    def _lose(self, thread: Thread[W], why: XaError) -> None:
+    def _lose(self, thread: ThreadRecord[W], why: XaError) -> None:
         """The thread has lost its associations and its scans; with XAER_RMFAIL it has to call `open`."""
         lost = thread.associations()
         for association in lost:
@@ -310,7 +310,7 @@ class Switch(Generic[W]):
         thread.lost = why.code is Code.XAER_RMFAIL
         self.driver.lose([association.work for association in lost], why)
 
-    def _heard(self, thread: Thread[W], error: XaError, late: Association[W] | None = None) -> None:
+    def _heard(self, thread: ThreadRecord[W], error: XaError, late: Association[W] | None = None) -> None:
         """Notes that the thread gets this error; `late` is the association that was to end with the verb."""
         if error.code is Code.XAER_RMFAIL:
             self._lose(thread, error)
@@ -353,7 +353,7 @@ class Switch(Generic[W]):
         thread = self._threads.get(id(_CURRENT(None)))
         return (thread is None or thread.late is None) and self.driver.begins_at_once()
 
-    def _start(self, thread: Thread[W], xid: Xid, flags: int) -> Code:
+    def _start(self, thread: ThreadRecord[W], xid: Xid, flags: int) -> Code:
         own = None
         beside: Sequence[W] = ()
         if thread.current is not None or thread.late is not None or thread.suspended:
@@ -367,7 +367,7 @@ class Switch(Generic[W]):
         thread.current = Association(xid, work, self._dialect)
         return OK
 
-    def _own(self, thread: Thread[W], xid: Xid, flags: int) -> Association[W] | None:
+    def _own(self, thread: ThreadRecord[W], xid: Xid, flags: int) -> Association[W] | None:
         """What the thread has suspended with the branch, if it may start work for it now."""
         if thread.late is not None:
             self._end_now(thread, thread.late)
@@ -382,7 +382,7 @@ class Switch(Generic[W]):
             raise xa_error(Code.XAER_PROTO, f"start: this thread {does}", xid)
         return own
 
-    def _resume(self, thread: Thread[W], own: Association[W] | None, xid: Xid, *, wait: bool) -> Code:
+    def _resume(self, thread: ThreadRecord[W], own: Association[W] | None, xid: Xid, *, wait: bool) -> Code:
         """Resumes the thread's own association, or one that migrates to it."""
         owner, association = (thread, own) if own is not None else self._migrating.get(xid, (thread, None))
         if association is None:
@@ -406,7 +406,7 @@ class Switch(Generic[W]):
         thread.current = association
         return OK
 
-    def _suspended(self, thread: Thread[W], xid: Xid) -> Association[W] | None:
+    def _suspended(self, thread: ThreadRecord[W], xid: Xid) -> Association[W] | None:
         """The thread's own suspended association with the branch."""
         association = thread.suspended.get(xid)
         if association is not None and self.driver.has_migrated(association.work):
@@ -432,7 +432,7 @@ class Switch(Generic[W]):
             self._heard(thread, error)
             raise
 
-    def _end(self, thread: Thread[W], xid: Xid, flags: int) -> Code:
+    def _end(self, thread: ThreadRecord[W], xid: Xid, flags: int) -> Code:
         association = thread.current
         if association is None or (association.xid is not xid and association.xid != xid):
             association = self._suspended(thread, xid)
@@ -458,7 +458,7 @@ class Switch(Generic[W]):
             self._migrating[xid] = (thread, association)
         return code
 
-    def _moved(self, thread: Thread[W], association: Association[W], verb: Any, code: Code) -> None:
+    def _moved(self, thread: ThreadRecord[W], association: Association[W], verb: Any, code: Code) -> None:
         """Follows the table, and puts the association where its state says that it belongs."""
         before = association.state
         association.move(verb, code)
@@ -474,7 +474,7 @@ class Switch(Generic[W]):
             self._stays(association)
 
     # --- ends that are sent with prepare ------------------------------------------------------------------------
-    def _ends_with(self, thread: Thread[W], late: Association[W], verb: str, xid: Xid) -> Association[W] | None:
+    def _ends_with(self, thread: ThreadRecord[W], late: Association[W], verb: str, xid: Xid) -> Association[W] | None:
         """The association that was to end with prepare, if this is the verb. Otherwise it is ended now."""
         ends = late.xid is xid or late.xid == xid
         if ends and verb == "prepare":
@@ -482,7 +482,7 @@ class Switch(Generic[W]):
         self._end_now(thread, late, fail=ends and verb == "rollback")
         return None
 
-    def _end_now(self, thread: Thread[W], late: Association[W], *, fail: bool = False) -> None:
+    def _end_now(self, thread: ThreadRecord[W], late: Association[W], *, fail: bool = False) -> None:
         """Ends an association now that was to end together with prepare. If that fails, every later verb for the branch
         reports it too."""
         if late.xid in self._busy:
@@ -498,7 +498,7 @@ class Switch(Generic[W]):
             thread.drop(late)
 
     @staticmethod
-    def _ended_late(thread: Thread[W], late: Association[W]) -> None:
+    def _ended_late(thread: ThreadRecord[W], late: Association[W]) -> None:
         """The vote that an end was sent with is known. Whatever it is but XAER_RMFAIL, the association has ended."""
         late.state = late.dialect.none
         if thread.late is late:
@@ -602,7 +602,7 @@ class Switch(Generic[W]):
 
     # --- asynchronous operations --------------------------------------------------------------------------------
     def _at_once(
-        self, thread: Thread[W], verb: str, xid: Xid | None, flags: int, carry_out: Callable[[], Code]
+        self, thread: ThreadRecord[W], verb: str, xid: Xid | None, flags: int, carry_out: Callable[[], Code]
     ) -> Code | Handle:
         """Carries a verb out before it returns; with TMASYNC `complete` returns its result."""
         if flags & TMASYNC:
@@ -660,7 +660,7 @@ class Switch(Generic[W]):
             self._ended_late(operation.thread, operation.late)
         return Completion(handle, code, operation.error)
 
-    def _any_of(self, thread: Thread[W], handle: Handle | None, flags: int) -> Handle:
+    def _any_of(self, thread: ThreadRecord[W], handle: Handle | None, flags: int) -> Handle:
         """An operation of the thread's: one that has completed, if there is one."""
         if not flags & TMMULTIPLE:
             raise xa_error(Code.XAER_INVAL, "complete: no handle, and no TMMULTIPLE")
@@ -687,7 +687,7 @@ class Switch(Generic[W]):
         context: _Context[W] = _Context(self, thread)
         return self.driver.session(work, context)
 
-    def _current_work(self, thread: Thread[W]) -> W | None:
+    def _current_work(self, thread: ThreadRecord[W]) -> W | None:
         """`SessionContext.current`, of this thread."""
         if self._enter("work", self._rmid or 0, 0) is not thread:
             raise xa_error(Code.XAER_PROTO, "work: this session belongs to another thread of control")
@@ -700,7 +700,7 @@ class Switch(Generic[W]):
             raise xa_error(Code.XAER_PROTO, "work: an operation on this branch waits for complete", association.xid)
         return association.work
 
-    def _register(self, thread: Thread[W]) -> W | None:
+    def _register(self, thread: ThreadRecord[W]) -> W | None:
         """`SessionContext.register`, of this thread."""
         assert self._registrar is not None  # noqa: S101 — checked by the constructor
         answer, xid = self._registrar.ax_reg(self._rmid or 0)
@@ -716,14 +716,14 @@ class Switch(Generic[W]):
             raise
         return self._current_work(thread)
 
-    def _unregister(self, thread: Thread[W]) -> None:
+    def _unregister(self, thread: ThreadRecord[W]) -> None:
         """`SessionContext.unregister`, of this thread."""
         assert self._registrar is not None  # noqa: S101 — checked by the constructor
         if thread.registration is D3:
             thread.registration = advance(REGISTRATION, thread.registration, RegistrationVerb.UNREGISTER)
         _check_answer(self._registrar.ax_unreg(self._rmid or 0), "ax_unreg")
 
-    def _failed(self, thread: Thread[W], error: XaError) -> XaError:
+    def _failed(self, thread: ThreadRecord[W], error: XaError) -> XaError:
         """`SessionContext.failed`, of this thread."""
         self._heard(thread, error)
         return error
@@ -734,7 +734,7 @@ class _Context(Generic[W]):
     """A `SessionContext`, of one thread of control."""
 
     _switch: Switch[W]
-    _thread: Thread[W]
+    _thread: ThreadRecord[W]
 
     def current(self) -> W | None:
         return self._switch._current_work(self._thread)  # noqa: SLF001 — it is the switch's own
@@ -755,8 +755,8 @@ def _check_answer(answer: AxCode, call: str) -> None:
         raise xa_error(_AX_ERRORS[answer], f"{call} answered {answer.name}")
 
 
-class LateEndingSwitch(Switch[W]):
-    """A switch whose driver has `end_and_prepare`: an `xa.LateEnding`."""
+class EndingWithPrepareSwitch(Switch[W]):
+    """A switch whose driver has `end_and_prepare`: an `xa.EndingWithPrepare`."""
 
     def end_late(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
         thread = self._enter("end", rmid, flags)

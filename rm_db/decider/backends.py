@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rm_db.address import Address
     from xa import Code, Xid
     from xa.driver import Pending
-    from xa.in_process_branches import Unit
+    from xa.in_process_branches import UnitOfWork
 
 
 logger = logging.getLogger("xabridge.rm_db")
@@ -40,7 +40,7 @@ class DeciderBackend(Protocol):
         """Reaches the database; raises what `open` raises."""
         ...
 
-    def begin(self, xid: Xid, *, wait: bool) -> Unit:
+    def begin(self, xid: Xid, *, wait: bool) -> UnitOfWork:
         """The local transaction of a new branch. XA_RETRY: no connection is free."""
         ...
 

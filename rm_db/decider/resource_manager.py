@@ -14,7 +14,7 @@ from rm_db.decider.diagnosis import diagnose_decider
 from rm_db.decider.engine import any_dialect
 from rm_db.server.steps import understood
 from xa import TMUSEASYNC, Code, xa_error
-from xa.in_process_branches import DecidingBranches, DecidingUnitDriver, Part, Unit
+from xa.in_process_branches import AssociatedWork, DecidingBranches, DecidingUnitOfWorkDriver, UnitOfWork
 from xa.switch import DecidingSwitch
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xa.pool import Connections
 
 
-class DeciderDriver(DecidingUnitDriver[Unit]):
+class DeciderDriver(DecidingUnitOfWorkDriver[UnitOfWork]):
     """One database, behind `xa.switch.DecidingSwitch`."""
 
     name = "xabridge deciding database"
@@ -81,7 +81,7 @@ class DeciderDriver(DecidingUnitDriver[Unit]):
     def begins_at_once(self) -> bool:
         return self.backend is not None and self.backend.begins_at_once()
 
-    def begin(self, xid: Xid, *, wait: bool) -> Unit:
+    def begin(self, xid: Xid, *, wait: bool) -> UnitOfWork:
         return self._opened.begin(xid, wait=wait)
 
     def first(self, outstanding: Sequence[Pending]) -> Pending:
@@ -93,7 +93,7 @@ class DeciderDriver(DecidingUnitDriver[Unit]):
     def decider_id(self) -> bytes:
         return self._decider_id
 
-    def decide(self, unit: Unit, xid: Xid, record: bytes) -> Code:
+    def decide(self, unit: UnitOfWork, xid: Xid, record: bytes) -> Code:
         return self._opened.decide(unit, xid.gtrid, record)
 
     def hold(self, owner: Owner, lease_s: float, floor: int, ceiling: int) -> None:
@@ -117,7 +117,7 @@ class DeciderDriver(DecidingUnitDriver[Unit]):
             self._table.delete_due()
 
 
-class DecidingDatabase(DecidingSwitch[Part[Unit]]):
+class DecidingDatabase(DecidingSwitch[AssociatedWork[UnitOfWork]]):
     """One database. Open string: a SQLAlchemy URL, with or without `decider+` before it, see `rm_db.address`."""
 
     carries_out_sql: Final = True

@@ -23,7 +23,7 @@ from rm_db.decider.engine import unlimited
 from rm_db.decider.errors import is_loss, is_transient, rollback_reason, said
 from rm_db.decider.session import SqlSession
 from rm_db.sessions.errors import busy_error, expired_error, forked_error, settled_error
-from rm_db.sessions.session import INTERRUPT_S, SessionUnit
+from rm_db.sessions.session import INTERRUPT_S, SessionUnitOfWork
 from rm_db.sessions.statement_lock import on_event_loop
 from rm_db.statements import LINGERS, SETS
 from xa import Code, xa_error
@@ -43,7 +43,7 @@ _WITH_SAVEPOINTS: Final = mariadb.DIALECTS | {"sqlite", "postgresql"}
 """Where a savepoint that is not there can't be released."""
 
 
-class SqlTransaction(SessionUnit):
+class SqlTransaction(SessionUnitOfWork):
     """One branch's transaction. The session notes here what the end of the work needs: `rollback_only` is the reason
     for which it can only be rolled back, `lost` how its connection broke, and `effects` the effects of the statements'
     texts (`rm_db.statements`). `commands` is an engine of the same database whose connections do no work."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rm_db.server.steps import Steps
     from xa import Xid
     from xa.holdings import InDoubtBranch
-    from xa.pool import Outstanding
+    from xa.pool import OutstandingOperations
 
 C = TypeVar("C", bound=ServerConnection)
 F = TypeVar("F")
@@ -53,7 +53,11 @@ class ServerDatabase(ABC, Generic[C, F]):
     prepared: PreparedWork
 
     def __init__(
-        self, address: Address, drivername: str, outstanding: OutstandingSteps, holders: Outstanding | None = None
+        self,
+        address: Address,
+        drivername: str,
+        outstanding: OutstandingSteps,
+        holders: OutstandingOperations | None = None,
     ) -> None:
         self.address = address
         self.outstanding = outstanding

@@ -14,7 +14,7 @@ from rm_db.server.database import ServerDatabase
 from rm_db.server.steps import drive
 from rm_db.server.transaction import ServerTransaction
 from xa import TMUSEASYNC, Code, xa_error
-from xa.in_process_branches import Branches, Part, UnitDriver
+from xa.in_process_branches import AssociatedWork, Branches, UnitOfWorkDriver
 from xa.switch import Switch
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ T = TypeVar("T", bound=ServerTransaction[Any])
 D = TypeVar("D", bound=ServerDatabase[Any, Any])
 
 
-class TwoPhaseDriver(UnitDriver[T], Generic[T, D]):
+class TwoPhaseDriver(UnitOfWorkDriver[T], Generic[T, D]):
     """One database, behind `xa.switch.Switch`."""
 
     flags = TMUSEASYNC
@@ -108,7 +108,7 @@ class TwoPhaseDriver(UnitDriver[T], Generic[T, D]):
         return self.opened.outstanding.first(outstanding)
 
 
-class TwoPhaseResource(Switch[Part[T]], Generic[T, D]):
+class TwoPhaseResource(Switch[AssociatedWork[T]], Generic[T, D]):
     """One database in which branches are prepared."""
 
     carries_out_sql: Final = True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rm_db.server.connection import ServerConnection
 from rm_db.server.steps import ConnectionLost, drive
-from rm_db.sessions.session import INTERRUPT_S, SessionUnit
+from rm_db.sessions.session import INTERRUPT_S, SessionUnitOfWork
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=ServerConnection)
 
 
-class ServerTransaction(SessionUnit, Generic[C]):
+class ServerTransaction(SessionUnitOfWork, Generic[C]):
     """One branch's transaction, on a `connection` of the pool. When it has ended, `connection` is None, and the
     connection is in the pool again, or kept for the prepared branch.
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from xa import Code, xa_error
-from xa.in_process_branches import Unit
+from xa.in_process_branches import UnitOfWork
 
 if TYPE_CHECKING:
     from xa import XaError, Xid
@@ -32,7 +32,7 @@ class Session(Protocol):
         ...
 
 
-class SessionUnit(Unit):
+class SessionUnitOfWork(UnitOfWork):
     """One branch's transaction in a database, with the session of the association that is at work."""
 
     xid: Xid

@@ -63,8 +63,8 @@ from xa.outcome_notes import BranchOutcome
 from xa.state_tables import BRANCH, BranchState, BranchVerb
 from xabridge.testing.reference import (
     DecidingStore,
-    Fate,
     KeyLocked,
+    NetworkFault,
     NotingResource,
     ReferenceDecider,
     ReferenceResource,
@@ -109,7 +109,7 @@ _VERBS = {
 }
 ROOMS = (4096, 2, 1, 0)
 """How many operations a client may have outstanding at a resource manager."""
-_LOSSES = (Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.IN_FLIGHT)
+_LOSSES = (NetworkFault.REQUEST_LOST, NetworkFault.REPLY_LOST, NetworkFault.IN_FLIGHT)
 
 
 class Place:
@@ -409,7 +409,7 @@ class WorldPorts:
             return {}
         if world.random.random() < world.fault_rate:
             world.disturbances += 1
-            world.stores["decider"].script.plan("owners", None, Fate.REQUEST_LOST)
+            world.stores["decider"].script.plan("owners", None, NetworkFault.REQUEST_LOST)
         owners = self.called("decider", lambda client: client.owners(1))
         if isinstance(owners, XaError):
             return {"decider": owners}

@@ -12,7 +12,7 @@ import pytest
 from tm import Outcome, OutcomeUnknown, ResourceConfig, Transaction, TransactionError, TransactionManager
 from tm.log import DecisionLog, FileLog
 from xa import TMUSEASYNC, Registrar, ResourceManager, ThreadOfControl, entered
-from xabridge.testing.reference import DecidingStore, Fate, ReferenceDecider, ReferenceResource, ReferenceStore
+from xabridge.testing.reference import DecidingStore, NetworkFault, ReferenceDecider, ReferenceResource, ReferenceStore
 
 NODE = "orders-1"
 
@@ -151,7 +151,7 @@ class Shop:
     def in_doubt(self, *lost: str, names: str | None = None, key: str = "k") -> Transaction:
         """A transaction that is decided, while these stores do not hear of their commit."""
         for name in lost:
-            self[name].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+            self[name].script.plan("commit", None, NetworkFault.REQUEST_LOST, times=3)
         with pytest.raises(OutcomeUnknown, match="is durable"), self.tm.begin() as tx:
             self.write(tx, names=names, key=key)
         return tx

@@ -18,7 +18,7 @@ from tests.tm.wrapped import Gate, Wrapped
 from tm import GlobalState, ProtocolMisuse, RolledBack, Verdict
 from tm.transaction import live_of
 from xa import TMNOWAIT, Code, Xid, thread_of_control, xa_error
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 
 def gate_at(shop: Shop, verb: str) -> Gate:
@@ -207,7 +207,7 @@ def cancelled_at(shop: Shop, verb: str, finish: Callable[[], object]) -> GlobalS
         ("prepare", None, GlobalState.COMMITTED),
         ("commit", None, GlobalState.COMMITTED),
         ("prepare", {"answer": Code.XA_RBOTHER}, GlobalState.ROLLED_BACK),
-        ("commit", {"fate": Fate.REQUEST_LOST, "times": 3}, GlobalState.IN_DOUBT),
+        ("commit", {"fate": NetworkFault.REQUEST_LOST, "times": 3}, GlobalState.IN_DOUBT),
     ],
 )
 def test_cancelled_at_any_verb_it_is_all_or_nothing(shop: Shop, verb: str, fails: Any, expected: GlobalState) -> None:

@@ -23,7 +23,7 @@ from tm.log import Branch, FileLog
 from tm.log.decider_record import decode_branches, encode_branches
 from tm.recovery import Action
 from xa import FORMAT_ID, Code, Gtrid, Xid
-from xabridge.testing.reference import DecidingStore, Fate, ReferenceFactory
+from xabridge.testing.reference import DecidingStore, NetworkFault, ReferenceFactory
 
 
 @pytest.fixture
@@ -75,8 +75,12 @@ def test_it_is_not_troubled_where_no_decision_is_needed(shop: Shop, store: Decid
     shop.assert_nothing_left()
 
 
-@pytest.mark.parametrize("fate", [Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.IN_FLIGHT], ids=lambda f: f.name)
-def test_a_lost_answer_is_unknown_until_the_decider_settles_it(shop: Shop, store: DecidingStore, fate: Fate) -> None:
+@pytest.mark.parametrize(
+    "fate", [NetworkFault.REQUEST_LOST, NetworkFault.REPLY_LOST, NetworkFault.IN_FLIGHT], ids=lambda f: f.name
+)
+def test_a_lost_answer_is_unknown_until_the_decider_settles_it(
+    shop: Shop, store: DecidingStore, fate: NetworkFault
+) -> None:
     store.script.plan("decide", None, fate)
     with pytest.raises(OutcomeUnknown, match="Recovery will find out") as told, shop.tm.begin() as tx:
         shop.write(tx)
@@ -85,7 +89,7 @@ def test_a_lost_answer_is_unknown_until_the_decider_settles_it(shop: Shop, store
     report = shop.tm.recover()
     assert report.clean
     store.deliver()
-    expected = 1 if fate is Fate.REPLY_LOST else None
+    expected = 1 if fate is NetworkFault.REPLY_LOST else None
     assert set(shop.values().values()) == {expected}
     assert shop.tm.recover().clean
     assert tx.gtrid not in store.decided
@@ -93,7 +97,7 @@ def test_a_lost_answer_is_unknown_until_the_decider_settles_it(shop: Shop, store
 
 
 def test_while_the_decider_is_away_nothing_is_presumed(shop: Shop, store: DecidingStore) -> None:
-    store.script.plan("decide", None, Fate.REPLY_LOST)
+    store.script.plan("decide", None, NetworkFault.REPLY_LOST)
     with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
         shop.write(tx)
     store.partition()

@@ -19,7 +19,7 @@ from tm import RolledBack
 from tm.log import FileLog
 from tm.log.journal import LEAST_SEGMENT_SIZE
 from xa import TMUSEASYNC, Code
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 MOST = 200
 
@@ -99,7 +99,7 @@ def test_interrupted_while_it_waits_for_the_next_try(shop: Shop) -> None:
         raise KeyboardInterrupt
 
     tm = shop.open(sleep=interrupted)
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST)
+    shop["a"].script.plan("commit", None, NetworkFault.REQUEST_LOST)
     with pytest.raises(KeyboardInterrupt), tm.begin() as tx:
         shop.write(tx)
     assert outcome_of(tx).decided is True
@@ -108,7 +108,7 @@ def test_interrupted_while_it_waits_for_the_next_try(shop: Shop) -> None:
 
 
 def test_what_is_left_waits_until_its_resource_is_back(shop: Shop) -> None:
-    shop["b"].script.plan("rollback", None, Fate.REQUEST_LOST)
+    shop["b"].script.plan("rollback", None, NetworkFault.REQUEST_LOST)
     tx = shop.tm.begin()
     shop.write(tx)
     tx.rollback()
@@ -125,8 +125,8 @@ def test_what_is_left_waits_until_its_resource_is_back(shop: Shop) -> None:
 
 
 def test_what_is_left_and_was_completed_on_its_own_is_noted(shop: Shop) -> None:
-    shop["b"].script.plan("prepare", None, Fate.REPLY_LOST)
-    shop["b"].script.plan("rollback", None, Fate.REQUEST_LOST)
+    shop["b"].script.plan("prepare", None, NetworkFault.REPLY_LOST)
+    shop["b"].script.plan("rollback", None, NetworkFault.REQUEST_LOST)
     tx = shop.tm.begin()
     shop.write(tx)
     with pytest.raises(RolledBack):

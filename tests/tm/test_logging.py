@@ -27,7 +27,7 @@ from tm.transaction import live_of
 from tm.tx import TxInterface
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xabridge.testing.reference import (
-    Fate,
+    NetworkFault,
     ReferenceResource,
 )
 
@@ -121,7 +121,7 @@ def attempt(both: TwoResources, vote: Code | None = None, **commit: Any) -> Tran
 
 # --- failure paths, each with the transaction that it is about ---------------------------------------------------
 def recovered(both: TwoResources) -> None:
-    both.two.script.plan("commit", fate=Fate.REQUEST_LOST, times=3)
+    both.two.script.plan("commit", fate=NetworkFault.REQUEST_LOST, times=3)
     attempt(both)
     both.manager.recover()
 
@@ -176,7 +176,7 @@ def interrupted_in_the_background(_: TwoResources) -> None:
 
 def end_not_noted(_: TwoResources) -> None:
     shop = Shop(Path(), "a")
-    shop.add_decider().script.plan("end_decisions", fate=Fate.REQUEST_LOST)
+    shop.add_decider().script.plan("end_decisions", fate=NetworkFault.REQUEST_LOST)
     with shop.open(node="node-1").begin() as tx:
         shop.write(tx)
     shop.close()
@@ -203,7 +203,7 @@ def given_up(both: TwoResources) -> None:
         for _ in range(2):
             transaction = both.manager.begin()
             both.manager["one"].write("key", "value")
-            both.one.script.plan("rollback", None, Fate.REQUEST_LOST)
+            both.one.script.plan("rollback", None, NetworkFault.REQUEST_LOST)
             transaction.rollback()
 
 

@@ -26,7 +26,7 @@ from tm.log import FileLog, LogLocked, LogStopped
 from tm.log.journal import LEAST_SEGMENT_SIZE
 from tm.recovery import Action
 from xa import TMUSEASYNC, Code, ResourceUnavailable, ThreadOfControl, XaError, Xid, entered
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 
 def disk_log(disk: Disk) -> FileLog:
@@ -134,10 +134,10 @@ def attempt(shop: Shop, names: str = "ab") -> Exception | None:
     return told
 
 
-@pytest.mark.parametrize("fate", [Fate.REQUEST_LOST, Fate.REPLY_LOST], ids=lambda fate: fate.name)
+@pytest.mark.parametrize("fate", [NetworkFault.REQUEST_LOST, NetworkFault.REPLY_LOST], ids=lambda fate: fate.name)
 @pytest.mark.parametrize("verb", ["open", "start", "work", "end", "prepare", "commit", "rollback"])
 @pytest.mark.parametrize("names", ["a", "ab"])
-def test_a_connection_lost_at_any_verb(shop: Shop, verb: str, fate: Fate, names: str) -> None:
+def test_a_connection_lost_at_any_verb(shop: Shop, verb: str, fate: NetworkFault, names: str) -> None:
     if verb == "open":
         shop["a"].script.plan(verb, None, fate)
     shop.open()
@@ -159,7 +159,7 @@ def test_the_unknown_outcome_names_who_is_missing_and_recovery_finishes_it(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "xabridge")
-    shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+    shop["b"].script.plan("commit", None, NetworkFault.REQUEST_LOST, times=3)
     with pytest.raises(OutcomeUnknown, match="The decision is COMMIT and is durable") as told, shop.tm.begin() as tx:
         shop.write(tx)
         xid = tx.xid("b")
@@ -297,7 +297,7 @@ def test_branches_overlap_as_far_as_there_is_room(shop: Shop, room: int) -> None
 def test_a_resource_that_can_not_be_opened_again_has_rolled_nothing_back(shop: Shop, code: Code) -> None:
     """Its connection is lost over the commit, and then it does not let us in: nothing is known of the branch."""
     tm = shop.tm
-    shop["b"].script.plan("commit", None, Fate.REQUEST_LOST)
+    shop["b"].script.plan("commit", None, NetworkFault.REQUEST_LOST)
     shop["b"].script.plan("open", code, times=100)
     with pytest.raises(OutcomeUnknown) as told, tm.begin() as tx:
         shop.write(tx)
@@ -316,7 +316,9 @@ def test_a_full_log_rolls_back_and_can_be_used_when_there_is_room(shop: Shop) ->
     disk = Disk()
     tm = shop.open(log=disk_log(disk))
     disk.capacity = 0
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=1000)  # so that decisions stay, and need room
+    shop["a"].script.plan(
+        "commit", None, NetworkFault.REQUEST_LOST, times=1000
+    )  # so that decisions stay, and need room
     refused, told = 0, []
     for number in range(100):
         try:

@@ -20,7 +20,7 @@ from tm.consumer.statistics import Statistics
 from tm.log import LogStopped
 from tm.recovery.messages import RecoveryMessages
 from tm.throttle import WarningThrottle
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 NIGHT_S = 2 * 3600
 EVERY_S = 60
@@ -41,7 +41,7 @@ def lines(caplog: pytest.LogCaptureFixture, text: str, level: int = logging.WARN
 def leave_in_doubt(both: TwoResources, how_many: int) -> None:
     """Transactions that are decided, and that `two` has not heard of."""
     for _ in range(how_many):
-        both.two.script.plan("commit", fate=Fate.REQUEST_LOST, times=3)
+        both.two.script.plan("commit", fate=NetworkFault.REQUEST_LOST, times=3)
         with suppress(OutcomeUnknown), both.manager.begin():
             both.write(f"key {next(NUMBERS)}")
 
@@ -77,7 +77,7 @@ def test_a_night_with_branches_in_doubt(both: TwoResources, caplog: pytest.LogCa
     """The resource can be reached, and can't commit."""
     leave_in_doubt(both, 5)
     caplog.clear()
-    both.two.script.plan("commit", fate=Fate.REQUEST_LOST, times=1_000_000)
+    both.two.script.plan("commit", fate=NetworkFault.REQUEST_LOST, times=1_000_000)
     for _ in range(NIGHT_S // EVERY_S):
         both.manager.recover()
         both.clock.now += EVERY_S

@@ -16,7 +16,7 @@ from tests.tm.shop import Shop
 from tm import GlobalState, OutcomeUnknown, Propagation, ProtocolMisuse, RolledBack, Transaction
 from xa import Code
 from xabridge.frameworks.error_responses import response_for
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 P = Propagation
 SAME, NEW, NONE, REFUSED = "the caller's", "a new one", "none", "refused"
@@ -183,7 +183,7 @@ def test_what_may_be_done_is_not_done_again(shop: Shop, kind: str, how: str, tol
     seen = []
     rollback_on = (ValueError,) if how == "another was rolled back" else (Exception,)
     if told is OutcomeUnknown:
-        shop["a"].script.plan("commit", None, Fate.REPLY_LOST)
+        shop["a"].script.plan("commit", None, NetworkFault.REPLY_LOST)
 
     def work() -> None:
         seen.append(1)

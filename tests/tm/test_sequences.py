@@ -16,7 +16,7 @@ from tm import RolledBack, TransactionError
 from tm import sequences as module
 from tm.sequences import LATE_S, Sequences
 from xa import TMNOFLAGS, Code
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,19 +109,19 @@ def test_what_was_committed_rolled_back_or_read_only_is_over(shop: Shop) -> None
 @pytest.mark.parametrize(
     ("verb", "answer", "fate"),
     [
-        ("prepare", None, Fate.REQUEST_LOST),
-        ("prepare", None, Fate.REPLY_LOST),
-        ("prepare", None, Fate.IN_FLIGHT),
-        ("prepare", Code.XAER_RMERR, Fate.ARRIVES),
-        ("commit", None, Fate.REQUEST_LOST),
-        ("commit", Code.XA_HEURCOM, Fate.ARRIVES),
-        ("commit", Code.XA_HEURRB, Fate.ARRIVES),
-        ("rollback", None, Fate.REQUEST_LOST),
-        ("rollback", Code.XAER_RMERR, Fate.ARRIVES),
+        ("prepare", None, NetworkFault.REQUEST_LOST),
+        ("prepare", None, NetworkFault.REPLY_LOST),
+        ("prepare", None, NetworkFault.IN_FLIGHT),
+        ("prepare", Code.XAER_RMERR, NetworkFault.ARRIVES),
+        ("commit", None, NetworkFault.REQUEST_LOST),
+        ("commit", Code.XA_HEURCOM, NetworkFault.ARRIVES),
+        ("commit", Code.XA_HEURRB, NetworkFault.ARRIVES),
+        ("rollback", None, NetworkFault.REQUEST_LOST),
+        ("rollback", Code.XAER_RMERR, NetworkFault.ARRIVES),
     ],
 )
 def test_what_has_not_answered_or_ended_on_its_own_is_passed_by_a_late_pass_only(
-    shop: Shop, verb: str, answer: Code | None, fate: Fate
+    shop: Shop, verb: str, answer: Code | None, fate: NetworkFault
 ) -> None:
     if verb == "rollback":
         shop["b"].script.plan("prepare", Code.XA_RBDEADLOCK)
@@ -157,8 +157,8 @@ def leave_to_recovery(shop: Shop) -> None:
 def refuse_to_end(shop: Shop) -> None:
     """A transaction is to be committed, and has to be rolled back: an association can't be ended."""
     shop.flags["b"] = TMNOFLAGS  # its end is not sent with the prepare
-    shop["b"].script.plan("end", None, Fate.REQUEST_LOST)
-    shop["b"].script.plan("rollback", None, Fate.REQUEST_LOST, times=3)
+    shop["b"].script.plan("end", None, NetworkFault.REQUEST_LOST)
+    shop["b"].script.plan("rollback", None, NetworkFault.REQUEST_LOST, times=3)
     with pytest.raises(RolledBack), shop.tm.begin() as tx:
         shop.write(tx)
     assert [branch.resource for branch in outcome_of(tx).pending] == ["b"]
@@ -195,8 +195,8 @@ def test_what_was_never_asked_and_ended_on_its_own_may_be_listed(shop: Shop) -> 
 def test_what_a_commit_that_broke_has_asked_to_prepare_is_not_over_by_a_rollback(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
-    shop["b"].script.plan("prepare", None, Fate.IN_FLIGHT)
-    shop["b"].script.plan("rollback", None, Fate.REQUEST_LOST, times=6 if away else 1)
+    shop["b"].script.plan("prepare", None, NetworkFault.IN_FLIGHT)
+    shop["b"].script.plan("rollback", None, NetworkFault.REQUEST_LOST, times=6 if away else 1)
     tx = shop.tm.begin()
     shop.write(tx)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):

@@ -19,24 +19,24 @@ import pytest
 from tests.tm.shop import Shop
 from tm import OutcomeUnknown, RolledBack
 from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 SEED = int(os.environ.get("XABRIDGE_THREADS_SEED", "1"))
 LONG = os.environ.get("XABRIDGE_LONG") == "all"
-FAULTS: list[tuple[str, Code | None, Fate]] = [
-    ("work", None, Fate.REQUEST_LOST),
-    ("work", Code.XA_RBDEADLOCK, Fate.ARRIVES),
-    ("end", None, Fate.REQUEST_LOST),
-    ("end", Code.XA_RBTIMEOUT, Fate.ARRIVES),
-    ("prepare", Code.XA_RBINTEGRITY, Fate.ARRIVES),
-    ("prepare", Code.XAER_RMERR, Fate.ARRIVES),
-    ("prepare", None, Fate.REQUEST_LOST),
-    ("prepare", None, Fate.REPLY_LOST),
-    ("commit", None, Fate.REQUEST_LOST),
-    ("commit", None, Fate.REPLY_LOST),
-    ("commit", Code.XA_RETRY, Fate.ARRIVES),
-    ("rollback", None, Fate.REQUEST_LOST),
-    ("rollback", None, Fate.REPLY_LOST),
+FAULTS: list[tuple[str, Code | None, NetworkFault]] = [
+    ("work", None, NetworkFault.REQUEST_LOST),
+    ("work", Code.XA_RBDEADLOCK, NetworkFault.ARRIVES),
+    ("end", None, NetworkFault.REQUEST_LOST),
+    ("end", Code.XA_RBTIMEOUT, NetworkFault.ARRIVES),
+    ("prepare", Code.XA_RBINTEGRITY, NetworkFault.ARRIVES),
+    ("prepare", Code.XAER_RMERR, NetworkFault.ARRIVES),
+    ("prepare", None, NetworkFault.REQUEST_LOST),
+    ("prepare", None, NetworkFault.REPLY_LOST),
+    ("commit", None, NetworkFault.REQUEST_LOST),
+    ("commit", None, NetworkFault.REPLY_LOST),
+    ("commit", Code.XA_RETRY, NetworkFault.ARRIVES),
+    ("rollback", None, NetworkFault.REQUEST_LOST),
+    ("rollback", None, NetworkFault.REPLY_LOST),
 ]
 
 

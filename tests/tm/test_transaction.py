@@ -29,7 +29,7 @@ from tm import (
 from tm.transaction import live_of
 from xa import TMASYNC, Code, XaError, thread_of_control, xa_error
 from xa.state_tables import BranchState
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 
 # --- the block --------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_two_instances_of_one_resource_share_a_branch(shop: Shop, *, alone: bool
     if alone:
         shop["a"].script.plan("prepare", Code.XA_RBOTHER)  # nobody is asked to prepare
     if lost:
-        shop["a"].script.plan("commit", None, Fate.REPLY_LOST if alone else Fate.REQUEST_LOST, times=3)
+        shop["a"].script.plan("commit", None, NetworkFault.REPLY_LOST if alone else NetworkFault.REQUEST_LOST, times=3)
 
     with pytest.raises(OutcomeUnknown) if lost else nullcontext(), tm.begin() as tx:
         tx["a"].write("k", 1)
@@ -567,7 +567,7 @@ def test_logged_without_room_in_the_background_tells_the_branches_itself_and_say
     assert held.status.value == "committing"
     for key, lost in (("first", False), ("second", False), ("third", True)):
         if lost:
-            shop["b"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
+            shop["b"].script.plan("commit", fate=NetworkFault.REQUEST_LOST, times=9)
         with shop.tm.begin() as tx:
             shop.write(tx, key=key)
             tx.commit(wait="logged")
@@ -690,7 +690,7 @@ def test_the_reaper_waits_for_what_nobody_else_waits_for(shop: Shop) -> None:
 @pytest.mark.parametrize("end", ["finished", "closed", "killed"])
 def test_what_was_left_is_waited_for_or_recovered_whatever_ends_it(shop: Shop, end: str, *, lost: bool) -> None:
     if lost:
-        shop["a"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
+        shop["a"].script.plan("commit", fate=NetworkFault.REQUEST_LOST, times=9)
     tx = commit_and_leave(shop)
     if end == "finished":
         with pytest.raises(OutcomeUnknown) if lost else nullcontext():

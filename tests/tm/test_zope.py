@@ -21,7 +21,7 @@ from tests.tm.shop import Shop
 from tm import GlobalState, ProtocolMisuse, RolledBack, TransactionManager
 from tm.zope import DataManager, join
 from xa import Code, xa_error
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_no_of_ours_aborts_the_others_and_a_decision_that_could_not_be_told_ev
         assert "tpc_finish" not in other.heard
         zope.abort()
     else:
-        shop["b"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
+        shop["b"].script.plan("commit", fate=NetworkFault.REQUEST_LOST, times=9)
         zope.commit()
         assert other.heard[-1] == "tpc_finish"
         shop.restart()

@@ -33,13 +33,13 @@ from xa import (
     xa_error,
 )
 from xa.driver import Pending, SessionContext
-from xa.in_process_branches import Branches, DecidingBranches, DecidingUnitDriver, Part, Unit
+from xa.in_process_branches import AssociatedWork, Branches, DecidingBranches, DecidingUnitOfWorkDriver, UnitOfWork
 from xa.switch import DecidingSwitch, Switch
 
 PATIENCE_S = 30
 
 
-class Work(Unit):
+class Work(UnitOfWork):
     """A unit that notes what is asked of it, and answers what the test has planned."""
 
     def __init__(self, resource: Resource, xid: Xid) -> None:
@@ -80,7 +80,7 @@ class Work(Unit):
         self.asked.append("abandon")
 
 
-class Resource(DecidingUnitDriver[Work]):
+class Resource(DecidingUnitOfWorkDriver[Work]):
     """A resource in which everything succeeds, unless the test has planned otherwise."""
 
     flags = TMUSEASYNC
@@ -145,32 +145,32 @@ def resource() -> Resource:
 
 
 @pytest.fixture
-def rm(resource: Resource) -> Switch[Part[Work]]:
-    made: Switch[Part[Work]] = Switch(Branches(resource))
+def rm(resource: Resource) -> Switch[AssociatedWork[Work]]:
+    made: Switch[AssociatedWork[Work]] = Switch(Branches(resource))
     made.open("test://", RMID)
     return made
 
 
-def ended(rm: Switch[Part[Work]], xid: Xid) -> None:
+def ended(rm: Switch[AssociatedWork[Work]], xid: Xid) -> None:
     rm.start(xid, RMID)
     rm.end(xid, RMID, TMSUCCESS)
 
 
-def left(rm: Switch[Part[Work]]) -> int:
+def left(rm: Switch[AssociatedWork[Work]]) -> int:
     branches = rm.driver
     assert isinstance(branches, Branches)
     return len(branches)
 
 
 # --- associations ---------------------------------------------------------------------------------------------
-def test_a_branch_that_can_not_begin_leaves_nothing(rm: Switch[Part[Work]], resource: Resource) -> None:
+def test_a_branch_that_can_not_begin_leaves_nothing(rm: Switch[AssociatedWork[Work]], resource: Resource) -> None:
     resource.planned["begin"] = Code.XA_RETRY
     refused(Code.XA_RETRY, "start", rm, X, RMID)
     assert left(rm) == 0
     rm.start(X, RMID)
 
 
-def test_who_joins_waits_for_who_is_at_work(rm: Switch[Part[Work]], resource: Resource) -> None:
+def test_who_joins_waits_for_who_is_at_work(rm: Switch[AssociatedWork[Work]], resource: Resource) -> None:
     resource.wait_s = PATIENCE_S
     rm.start(X, RMID)
     with ThreadPoolExecutor(1) as pool:
@@ -185,7 +185,7 @@ def test_who_joins_waits_for_who_is_at_work(rm: Switch[Part[Work]], resource: Re
     [(0.1, 0, Code.XAER_RMERR), (0.1, TMNOWAIT, Code.XA_RETRY), (0.0, 0, Code.XAER_PROTO)],
 )
 def test_who_joins_does_not_wait_for_ever(
-    rm: Switch[Part[Work]], resource: Resource, wait_s: float, flags: int, code: Code
+    rm: Switch[AssociatedWork[Work]], resource: Resource, wait_s: float, flags: int, code: Code
 ) -> None:
     resource.wait_s = wait_s
     rm.start(X, RMID)
@@ -195,7 +195,7 @@ def test_who_joins_does_not_wait_for_ever(
     assert rm.prepare(X, RMID) is Code.XA_OK
 
 
-def test_the_end_of_a_suspended_association_while_another_is_at_work(rm: Switch[Part[Work]]) -> None:
+def test_the_end_of_a_suspended_association_while_another_is_at_work(rm: Switch[AssociatedWork[Work]]) -> None:
     rm.start(X, RMID)
     rm.end(X, RMID, TMSUSPEND)
     other = ThreadOfControl()
@@ -208,7 +208,7 @@ def test_the_end_of_a_suspended_association_while_another_is_at_work(rm: Switch[
     assert rm.prepare(X, RMID) is Code.XA_OK
 
 
-def test_suspended_work_that_does_not_migrate(rm: Switch[Part[Work]], resource: Resource) -> None:
+def test_suspended_work_that_does_not_migrate(rm: Switch[AssociatedWork[Work]], resource: Resource) -> None:
     resource.migrates = False
     rm.start(X, RMID)
     assert rm.end(X, RMID, TMSUSPEND | TMMIGRATE) is Code.XA_NOMIGRATE
@@ -228,7 +228,7 @@ def test_suspended_work_that_does_not_migrate(rm: Switch[Part[Work]], resource: 
     ],
 )
 def test_a_branch_whose_work_went_wrong_can_only_be_rolled_back(
-    rm: Switch[Part[Work]], resource: Resource, flags: int, fault: Code, told: Code, vote: Code
+    rm: Switch[AssociatedWork[Work]], resource: Resource, flags: int, fault: Code, told: Code, vote: Code
 ) -> None:
     rm.start(X, RMID)
     resource.planned["end(fail)" if flags == TMFAIL else "end"] = fault
@@ -259,7 +259,14 @@ def test_a_branch_whose_work_went_wrong_can_only_be_rolled_back(
     ],
 )
 def test_what_an_answer_leaves(
-    rm: Switch[Part[Work]], resource: Resource, call: str, flags: int, code: Code, *, stays: bool, abandoned: bool
+    rm: Switch[AssociatedWork[Work]],
+    resource: Resource,
+    call: str,
+    flags: int,
+    code: Code,
+    *,
+    stays: bool,
+    abandoned: bool,
 ) -> None:
     ended(rm, X)
     resource.planned[call] = code
@@ -274,7 +281,9 @@ def test_what_an_answer_leaves(
         refused(Code.XAER_NOTA, call, rm, X, RMID, flags)
 
 
-def test_a_branch_that_could_not_be_prepared_can_be_rolled_back(rm: Switch[Part[Work]], resource: Resource) -> None:
+def test_a_branch_that_could_not_be_prepared_can_be_rolled_back(
+    rm: Switch[AssociatedWork[Work]], resource: Resource
+) -> None:
     ended(rm, X)
     resource.planned["prepare"] = Code.XAER_RMERR
     refused(Code.XAER_RMERR, "prepare", rm, X, RMID)
@@ -283,7 +292,7 @@ def test_a_branch_that_could_not_be_prepared_can_be_rolled_back(rm: Switch[Part[
 
 
 @pytest.mark.parametrize("call", ["prepare", "rollback"])
-def test_an_interrupted_call_gives_the_unit_up(rm: Switch[Part[Work]], resource: Resource, call: str) -> None:
+def test_an_interrupted_call_gives_the_unit_up(rm: Switch[AssociatedWork[Work]], resource: Resource, call: str) -> None:
     ended(rm, X)
     resource.planned[call] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
@@ -292,7 +301,7 @@ def test_an_interrupted_call_gives_the_unit_up(rm: Switch[Part[Work]], resource:
     refused(Code.XAER_NOTA, "rollback", rm, X, RMID)
 
 
-def test_one_operation_on_a_branch_at_a_time(rm: Switch[Part[Work]], resource: Resource) -> None:
+def test_one_operation_on_a_branch_at_a_time(rm: Switch[AssociatedWork[Work]], resource: Resource) -> None:
     resource.wait_s = PATIENCE_S
     ended(rm, X)
     entered_it, gate = threading.Event(), threading.Event()
@@ -314,7 +323,7 @@ def test_one_operation_on_a_branch_at_a_time(rm: Switch[Part[Work]], resource: R
         assert committed.result(PATIENCE_S) is Code.XA_OK
 
 
-def test_a_vote_whose_wait_is_interrupted(rm: Switch[Part[Work]], resource: Resource) -> None:
+def test_a_vote_whose_wait_is_interrupted(rm: Switch[AssociatedWork[Work]], resource: Resource) -> None:
     ended(rm, X)
     lost = xa_error(Code.XAER_RMFAIL, "interrupted", X)
     resource.later = [Answer(KeyboardInterrupt(), lost)]
@@ -331,7 +340,7 @@ def test_a_vote_whose_wait_is_interrupted(rm: Switch[Part[Work]], resource: Reso
     [(Code.XA_RETRY, True), (Code.XAER_RMFAIL, True), (Code.XAER_NOTA, False), (Code.XAER_RMERR, False)],
 )
 def test_what_was_prepared_here_is_remembered_until_it_is_gone(
-    rm: Switch[Part[Work]], resource: Resource, code: Code, *, remembered: bool
+    rm: Switch[AssociatedWork[Work]], resource: Resource, code: Code, *, remembered: bool
 ) -> None:
     ended(rm, X)
     rm.prepare(X, RMID)
@@ -342,7 +351,9 @@ def test_what_was_prepared_here_is_remembered_until_it_is_gone(
     refused(Code.XAER_PROTO if remembered else Code.XAER_NOTA, "commit", rm, X, RMID, TMONEPHASE)
 
 
-def test_the_memory_of_prepared_branches_is_bounded(rm: Switch[Part[Work]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_prepared_branches_is_bounded(
+    rm: Switch[AssociatedWork[Work]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(xa.in_process_branches, "MAX_REMEMBERED", 1)
     for xid in (X, Y):
         ended(rm, xid)

@@ -7,12 +7,12 @@ from tests.programs import check_exports, loaded_by
 
 PUBLIC = """
     AxCode BranchRolledBack BreakingConnections CarryingOutSql Code Completion DecidingResource DecisionRecord
-    EXCEPTIONS FORMAT_ID Gtrid Handle HEURISTIC_CODES HeuristicOutcome LateEnding LimitingPrepared NotedIncarnation
-    NULL_XID Owner Registrar ResourceError ResourceFactory ResourceManager ResourceUnavailable ROLLBACK_CODES
-    SendingMessages SharingBranches StartingAtOnce ThreadOfControl TMASYNC TMENDRSCAN TMFAIL TMJOIN TMMIGRATE TMMULTIPLE
-    TMNOFLAGS TMNOMIGRATE TMNOWAIT TMONEPHASE TMREGISTER TMRESUME TMSTARTRSCAN TMSUCCESS TMSUSPEND TMUSEASYNC TryAgain
-    UnknownBranch XaError XaMisuse Xid check_flags check_node entered flag_names log_prefix node_prefix switch_control
-    thread_of_control xa_error
+    EndingWithPrepare EXCEPTIONS FORMAT_ID Gtrid Handle HEURISTIC_CODES HeuristicOutcome LimitingPrepared
+    NotedIncarnation NULL_XID Owner Registrar ResourceError ResourceFactory ResourceManager ResourceUnavailable
+    ROLLBACK_CODES SendingMessages SharingBranches StartingAtOnce ThreadOfControl TMASYNC TMENDRSCAN TMFAIL TMJOIN
+    TMMIGRATE TMMULTIPLE TMNOFLAGS TMNOMIGRATE TMNOWAIT TMONEPHASE TMREGISTER TMRESUME TMSTARTRSCAN TMSUCCESS
+    TMSUSPEND TMUSEASYNC TryAgain UnknownBranch XaError XaMisuse Xid check_flags check_node entered flag_names
+    log_prefix node_prefix switch_control thread_of_control xa_error
 """
 
 

@@ -33,8 +33,8 @@ from xa import (
 )
 from xa.driver import Pending
 from xa.state_tables import BranchState
-from xa.switch import LateEndingSwitch, Switch
-from xabridge.testing.reference import Fate, ReferenceStore
+from xa.switch import EndingWithPrepareSwitch, Switch
+from xabridge.testing.reference import NetworkFault, ReferenceStore
 from xabridge.testing.reference.driver import ReferenceDriver
 from xabridge.testing.reference.server import Association
 
@@ -63,8 +63,8 @@ def driver() -> Driver:
 
 
 @pytest.fixture
-def switch(driver: Driver) -> LateEndingSwitch[Association]:
-    made = LateEndingSwitch(driver)
+def switch(driver: Driver) -> EndingWithPrepareSwitch[Association]:
+    made = EndingWithPrepareSwitch(driver)
     made.open(driver.store.url, RMID)
     return made
 
@@ -79,7 +79,7 @@ def wait(switch: Switch[Association], handle: Handle) -> Completion:
 
 
 # --- processes and threads of control -------------------------------------------------------------------------
-def test_a_forked_process_opens_anew(switch: LateEndingSwitch[Association], driver: Driver) -> None:
+def test_a_forked_process_opens_anew(switch: EndingWithPrepareSwitch[Association], driver: Driver) -> None:
     handle = switch.prepare(Y, RMID, TMASYNC)
     switch.start(X, RMID)
     switch.forked()  # as the interpreter calls it in the child
@@ -98,7 +98,7 @@ def test_a_forked_process_opens_anew(switch: LateEndingSwitch[Association], driv
 
 
 def test_a_thread_of_control_that_is_gone_has_lost_its_associations(
-    switch: LateEndingSwitch[Association], driver: Driver
+    switch: EndingWithPrepareSwitch[Association], driver: Driver
 ) -> None:
     control = ThreadOfControl()
     with entered(control):
@@ -114,13 +114,13 @@ def test_a_thread_of_control_that_is_gone_has_lost_its_associations(
     assert refused(Code.XA_RBCOMMFAIL, "prepare", switch, X, RMID).xid == X
 
 
-def test_the_null_xid_names_no_branch(switch: LateEndingSwitch[Association]) -> None:
+def test_the_null_xid_names_no_branch(switch: EndingWithPrepareSwitch[Association]) -> None:
     for verb in ("start", "prepare", "commit", "rollback", "forget"):
         assert "null XID" in refused(Code.XAER_INVAL, verb, switch, NULL_XID, RMID).message
 
 
 def test_two_threads_end_the_same_association(
-    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+    switch: EndingWithPrepareSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The application, and who ends what takes too long: the slower one is refused, and changes nothing."""
     switch.start(X, RMID)
@@ -145,7 +145,7 @@ def test_two_threads_end_the_same_association(
 
 # --- scans ----------------------------------------------------------------------------------------------------
 def test_a_scan_that_fails_in_the_middle_is_not_at_its_end(
-    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+    switch: EndingWithPrepareSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def scan(page: int) -> Iterator[Xid]:
         del page
@@ -159,14 +159,14 @@ def test_a_scan_that_fails_in_the_middle_is_not_at_its_end(
 
 
 # --- ends that ride with prepare ------------------------------------------------------------------------------
-def late(switch: LateEndingSwitch[Association]) -> None:
+def late(switch: EndingWithPrepareSwitch[Association]) -> None:
     """X has ended, and the resource does not know yet."""
     switch.start(X, RMID)
     switch.session(RMID).write("k", 1)
     assert switch.end_late(X, RMID, TMSUCCESS) is Code.XA_OK
 
 
-def test_a_late_end_is_told_with_prepare(switch: LateEndingSwitch[Association], driver: Driver) -> None:
+def test_a_late_end_is_told_with_prepare(switch: EndingWithPrepareSwitch[Association], driver: Driver) -> None:
     late(switch)
     assert driver.store.branches == {X: BranchState.S1}
     refused(Code.XAER_PROTO, "session", switch, RMID)
@@ -180,7 +180,7 @@ def test_a_late_end_is_told_with_prepare(switch: LateEndingSwitch[Association], 
 
 
 def test_a_late_end_is_told_with_an_asynchronous_prepare(
-    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+    switch: EndingWithPrepareSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late(switch)
     handle = sent(switch.prepare(X, RMID, TMASYNC))
@@ -202,7 +202,7 @@ def test_a_late_end_is_told_with_an_asynchronous_prepare(
 
 @pytest.mark.parametrize("flags", [0, TMASYNC])
 def test_a_late_end_that_is_refused_has_ended(
-    switch: LateEndingSwitch[Association], driver: Driver, flags: int
+    switch: EndingWithPrepareSwitch[Association], driver: Driver, flags: int
 ) -> None:
     late(switch)
     driver.store.script.plan("end", Code.XA_RBDEADLOCK)
@@ -215,9 +215,9 @@ def test_a_late_end_that_is_refused_has_ended(
     switch.start(X, RMID)
 
 
-def test_a_late_end_whose_connection_is_lost(switch: LateEndingSwitch[Association], driver: Driver) -> None:
+def test_a_late_end_whose_connection_is_lost(switch: EndingWithPrepareSwitch[Association], driver: Driver) -> None:
     late(switch)
-    driver.store.script.plan("end", fate=Fate.REQUEST_LOST)
+    driver.store.script.plan("end", fate=NetworkFault.REQUEST_LOST)
     with pytest.raises(ResourceUnavailable):
         switch.prepare(X, RMID)
     refused(Code.XAER_PROTO, "rollback", switch, X, RMID)  # not before open
@@ -227,7 +227,9 @@ def test_a_late_end_whose_connection_is_lost(switch: LateEndingSwitch[Associatio
 
 
 @pytest.mark.parametrize("call", ["start another", "rollback", "commit in one phase", "prepare elsewhere"])
-def test_every_other_verb_ends_it_first(switch: LateEndingSwitch[Association], driver: Driver, call: str) -> None:
+def test_every_other_verb_ends_it_first(
+    switch: EndingWithPrepareSwitch[Association], driver: Driver, call: str
+) -> None:
     late(switch)
     if call == "start another":
         switch.start(Y, RMID)
@@ -246,7 +248,7 @@ def test_every_other_verb_ends_it_first(switch: LateEndingSwitch[Association], d
 
 
 def test_what_is_wrong_with_a_late_end_is_told_by_later_verbs(
-    switch: LateEndingSwitch[Association], driver: Driver
+    switch: EndingWithPrepareSwitch[Association], driver: Driver
 ) -> None:
     late(switch)
     driver.store.script.plan("end", Code.XA_RBTIMEOUT)
@@ -254,7 +256,7 @@ def test_what_is_wrong_with_a_late_end_is_told_by_later_verbs(
     assert refused(Code.XA_RBTIMEOUT, "prepare", switch, X, RMID).xid == X
 
 
-def test_only_a_plain_end_is_late(switch: LateEndingSwitch[Association], driver: Driver) -> None:
+def test_only_a_plain_end_is_late(switch: EndingWithPrepareSwitch[Association], driver: Driver) -> None:
     switch.start(X, RMID)
     switch.end_late(X, RMID, TMFAIL)
     assert driver.store.branches == {X: BranchState.S4}
@@ -270,7 +272,7 @@ def answering(driver: Driver, monkeypatch: pytest.MonkeyPatch, *answers: Answer)
 
 
 def test_an_interrupted_wait_can_be_repeated(
-    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+    switch: EndingWithPrepareSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering(driver, monkeypatch, Answer(KeyboardInterrupt(), Code.XA_OK))
     handle = sent(switch.prepare(X, RMID, TMASYNC))
@@ -282,7 +284,7 @@ def test_an_interrupted_wait_can_be_repeated(
 
 
 def test_a_pending_is_waited_for_without_tmasync(
-    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+    switch: EndingWithPrepareSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering(driver, monkeypatch, Answer(Code.XA_RDONLY), Answer(xa_error(Code.XAER_RMFAIL, "lost")))
     assert switch.prepare(X, RMID) is Code.XA_RDONLY
@@ -291,7 +293,7 @@ def test_a_pending_is_waited_for_without_tmasync(
 
 
 def test_any_of_several_is_the_one_that_is_ready(
-    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+    switch: EndingWithPrepareSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering(driver, monkeypatch, Answer(Code.XA_OK, ready=False), Answer(Code.XA_RDONLY))
     slow, fast = (sent(switch.prepare(xid, RMID, TMASYNC)) for xid in (X, Y))
@@ -301,7 +303,7 @@ def test_any_of_several_is_the_one_that_is_ready(
 
 
 def test_too_many_is_told_at_once_and_leaves_nothing(
-    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+    switch: EndingWithPrepareSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(xid: Xid, *, later: bool) -> Code:
         del later
@@ -316,7 +318,7 @@ def test_too_many_is_told_at_once_and_leaves_nothing(
 
 
 def test_too_many_leaves_a_late_end_as_it_was(
-    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+    switch: EndingWithPrepareSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late(switch)
 
@@ -335,7 +337,7 @@ def test_too_many_leaves_a_late_end_as_it_was(
 
 # --- what a driver need not have --------------------------------------------------------------------------------
 def test_the_work_beside(
-    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+    switch: EndingWithPrepareSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver whose threads have one connection each is told what else the thread holds."""
     held: list[list[Xid]] = []

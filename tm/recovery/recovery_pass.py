@@ -36,7 +36,7 @@ from tm.log.incarnations import IncarnationState
 from tm.recovery.ownership import IN_LOG, Claim
 from tm.recovery.report import Action, Finding, Report
 from tm.two_phase.ports import code_of, text_of
-from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, AnswerMeaning, Verb
 from xa import Code, Gtrid, XaError
 from xa.gtrid import OVER
 from xa.outcome_notes import BranchOutcome
@@ -62,7 +62,7 @@ _FINISHED: Final = frozenset({Action.COMMITTED, Action.HEURISTIC, Action.FORGOTT
 """The actions after which a branch of a decision needs no further command."""
 
 _DONE: Final = {Verb.COMMIT_AGAIN: Action.COMMITTED, Verb.ROLLBACK: Action.ROLLED_BACK}
-_AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK}
+_AGREES: Final = {Verb.COMMIT_AGAIN: AnswerMeaning.HEUR_COMMITTED, Verb.ROLLBACK: AnswerMeaning.HEUR_ROLLED_BACK}
 
 
 _NOTED: Final = "it waits to be forgotten (`xabridge recover forget`)"
@@ -202,9 +202,9 @@ class _RecoveryPass:
 
             if verb is Verb.ROLLBACK and code_of(answer) is Code.XAER_NOTA:
                 action, why = Action.GONE, "finished since the scan: this pass does not know its outcome"
-            elif meaning is Meaning.DONE:
+            elif meaning is AnswerMeaning.DONE:
                 action = _DONE[verb]
-            elif meaning is Meaning.LATER:
+            elif meaning is AnswerMeaning.LATER:
                 action, why = Action.PENDING, f"{reason}; {text_of(answer)}"
             elif meaning is _AGREES[verb]:
                 await self._ports.ask(Verb.FORGET, (branch,))

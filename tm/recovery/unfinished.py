@@ -22,7 +22,7 @@ from tm.log import Heuristic, LogError
 from tm.outcome import named
 from tm.recovery.report import Action, Finding
 from tm.two_phase.ports import code_of
-from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, AnswerMeaning, Verb
 from xa import TMFAIL, TMMULTIPLE, Code, XaError, entered
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ class UnfinishedTransactions:
         for branch, answer in zip(transaction.branches, answers, strict=True):
             code = code_of(answer)
             meaning = MEANING[Verb.ROLLBACK][code]
-            if meaning is Meaning.LATER:
+            if meaning is AnswerMeaning.LATER:
                 left.append(branch)
                 said = answer.message if isinstance(answer, XaError) else answer.name
                 findings.append(Finding(branch, Action.PENDING, f"left by its completion, to be rolled back; {said}"))
-            elif meaning is not Meaning.DONE:
+            elif meaning is not AnswerMeaning.DONE:
                 findings.append(await self._completed_on_its_own(branch, meaning))
             elif code is not Code.XAER_NOTA:
                 findings.append(Finding(branch, Action.ROLLED_BACK, "left by its completion, and not decided"))
@@ -135,8 +135,8 @@ class UnfinishedTransactions:
         except LogError:
             return None
 
-    async def _completed_on_its_own(self, branch: Branch, meaning: Meaning) -> Finding:
-        if meaning is Meaning.HEUR_ROLLED_BACK:
+    async def _completed_on_its_own(self, branch: Branch, meaning: AnswerMeaning) -> Finding:
+        if meaning is AnswerMeaning.HEUR_ROLLED_BACK:
             await self._ports.ask(Verb.FORGET, (branch,))
             return Finding(branch, Action.FORGOTTEN, "left by its completion, and not decided")
         refused = await self._ports.note(Heuristic(branch, HEURISTIC_CODE[meaning], meaning.value))

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from xa import (
         BreakingConnections,
         DecidingResource,
+        EndingWithPrepare,
         Handle,
-        LateEnding,
         Registrar,
         ResourceFactory,
         ResourceManager,
@@ -152,7 +152,7 @@ def is_decider(manager: ResourceManager) -> TypeGuard[DecidingResource]:
     return hasattr(manager, "decide") and hasattr(manager, "settle")
 
 
-def ends_late(manager: ResourceManager) -> TypeGuard[LateEnding]:
+def ends_late(manager: ResourceManager) -> TypeGuard[EndingWithPrepare]:
     """Whether `manager` can tell the end of an association with the prepare."""
     return hasattr(manager, "end_late")
 

@@ -36,7 +36,7 @@ from tm.telemetry.message_spans import (
 )
 from tm.telemetry.proxies import RAISED, MeasuredPorts, observed
 from tm.transaction import live_of
-from tm.two_phase.return_codes import MEANING, Meaning, Verb
+from tm.two_phase.return_codes import MEANING, AnswerMeaning, Verb
 from xa import Code
 from xa.telemetry.metric import QUEUE
 
@@ -69,13 +69,13 @@ _COMMITS: Final = {
     "decide": Verb.DECIDE,
 }
 _VERBS: Final = {"prepare": Verb.PREPARE, "rollback": Verb.ROLLBACK, **_COMMITS}
-_BRANCH_OUTCOMES: Final[dict[tuple[Verb, Meaning], str]] = {
-    (Verb.PREPARE, Meaning.DONE): "prepared",
-    (Verb.PREPARE, Meaning.READ_ONLY): "read_only",
-    (Verb.PREPARE, Meaning.ROLLED_BACK): "rolled_back",
-    (Verb.ROLLBACK, Meaning.DONE): "rolled_back",
-    **{(verb, Meaning.DONE): "committed" for verb in _COMMITS.values()},
-    **{(verb, Meaning.ROLLED_BACK): "rolled_back" for verb in _COMMITS.values()},
+_BRANCH_OUTCOMES: Final[dict[tuple[Verb, AnswerMeaning], str]] = {
+    (Verb.PREPARE, AnswerMeaning.DONE): "prepared",
+    (Verb.PREPARE, AnswerMeaning.READ_ONLY): "read_only",
+    (Verb.PREPARE, AnswerMeaning.ROLLED_BACK): "rolled_back",
+    (Verb.ROLLBACK, AnswerMeaning.DONE): "rolled_back",
+    **{(verb, AnswerMeaning.DONE): "committed" for verb in _COMMITS.values()},
+    **{(verb, AnswerMeaning.ROLLED_BACK): "rolled_back" for verb in _COMMITS.values()},
 }
 """The state of a branch after an answer; other answers leave it open."""
 

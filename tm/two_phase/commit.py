@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final
 from tm.log import Branch, Decision, Heuristic, LogStopped
 from tm.outcome import Outcome, Reason, Verdict
 from tm.two_phase.ports import code_of, text_of
-from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, AnswerMeaning, Verb
 from tm.two_phase.states import GLOBAL, GlobalState, GlobalVerb
 from xa import TMFAIL, TMONEPHASE, TMSUCCESS, Code, xa_error
 from xa.coroutines import suspension
@@ -62,8 +62,8 @@ _ASKED, _DECIDED, _FINISHED = (
 )
 
 _AGREES: Final = {
-    Verb.COMMIT: Meaning.HEUR_COMMITTED,
-    Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK,
+    Verb.COMMIT: AnswerMeaning.HEUR_COMMITTED,
+    Verb.ROLLBACK: AnswerMeaning.HEUR_ROLLED_BACK,
 }
 _AGAINST: Final = {
     Verb.COMMIT: Verdict.HEUR_ROLLED_BACK,
@@ -71,12 +71,12 @@ _AGAINST: Final = {
 }
 """The verdict when everybody did the opposite of what was asked."""
 _CAME_TO: Final = {
-    Meaning.HEUR_COMMITTED: Verdict.COMMITTED,
-    Meaning.HEUR_ROLLED_BACK: Verdict.ROLLED_BACK,
-    Meaning.HEUR_MIXED: Verdict.MIXED,
-    Meaning.HEUR_HAZARD: Verdict.HAZARD,
-    Meaning.LOST_ROLLED_BACK: Verdict.ROLLED_BACK,
-    Meaning.LOST_HAZARD: Verdict.HAZARD,
+    AnswerMeaning.HEUR_COMMITTED: Verdict.COMMITTED,
+    AnswerMeaning.HEUR_ROLLED_BACK: Verdict.ROLLED_BACK,
+    AnswerMeaning.HEUR_MIXED: Verdict.MIXED,
+    AnswerMeaning.HEUR_HAZARD: Verdict.HAZARD,
+    AnswerMeaning.LOST_ROLLED_BACK: Verdict.ROLLED_BACK,
+    AnswerMeaning.LOST_HAZARD: Verdict.HAZARD,
 }
 """The outcome of a branch that its resource manager completed heuristically."""
 
@@ -135,7 +135,7 @@ class TwoPhaseCommit:
         self.stops_at_decision = stops_at_decision
         self.leaves = leaves
         self.reasons: list[Reason] = []
-        self.damage: list[tuple[Branch, Meaning]] = []
+        self.damage: list[tuple[Branch, AnswerMeaning]] = []
         self.came_to: set[Verdict] = set()
         self.pending: list[Branch] = []
         self.uncertain = False
@@ -203,7 +203,7 @@ class TwoPhaseCommit:
     def _refusals(self, verb: Verb, branches: Iterable[Branch], answers: Iterable[Answer]) -> bool:
         row = MEANING[verb]
         for branch, answer in zip(branches, answers, strict=True):
-            if row[code_of(answer)] is not Meaning.DONE:
+            if row[code_of(answer)] is not AnswerMeaning.DONE:
                 self.reasons.append(Reason(branch, answer))
         return bool(self.reasons)
 
@@ -215,12 +215,12 @@ class TwoPhaseCommit:
 
         for branch, answer in zip(self.branches, answers, strict=True):
             meaning = row[code_of(answer)]
-            if meaning is Meaning.DONE:
+            if meaning is AnswerMeaning.DONE:
                 yes.append(branch)
                 left.append(branch)
-            elif meaning is not Meaning.READ_ONLY:
+            elif meaning is not AnswerMeaning.READ_ONLY:
                 self.reasons.append(Reason(branch, answer))
-                if meaning is Meaning.ROLLED_BACK:
+                if meaning is AnswerMeaning.ROLLED_BACK:
                     self.came_to.add(Verdict.ROLLED_BACK)
                 else:
                     left.append(branch)
@@ -234,18 +234,18 @@ class TwoPhaseCommit:
     async def _one_phase(self, branch: Branch) -> Outcome:
         (answer,) = await self._ports.ask(Verb.COMMIT_ONE_PHASE, (branch,), TMONEPHASE)
         meaning = MEANING[Verb.COMMIT_ONE_PHASE][code_of(answer)]
-        if meaning is Meaning.DONE:
+        if meaning is AnswerMeaning.DONE:
             return self._finish(GlobalVerb.ONE_PHASE, Verdict.COMMITTED, decided=True)
         self.reasons.append(Reason(branch, answer))
-        if meaning is Meaning.ROLLED_BACK:
+        if meaning is AnswerMeaning.ROLLED_BACK:
             return await self._refuse(())
-        if meaning is Meaning.REFUSED:
+        if meaning is AnswerMeaning.REFUSED:
             return await self._refuse((branch,))
-        if meaning is Meaning.LATER:
+        if meaning is AnswerMeaning.LATER:
             return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
         return await self._alone_on_its_own(branch, meaning)
 
-    async def _alone_on_its_own(self, branch: Branch, meaning: Meaning) -> Outcome:
+    async def _alone_on_its_own(self, branch: Branch, meaning: AnswerMeaning) -> Outcome:
         """The only branch that had anything to commit was completed on its own."""
         await self._hurt(Verb.COMMIT, branch, meaning)
         if not self.damage:
@@ -259,16 +259,16 @@ class TwoPhaseCommit:
         if code_of(answer) is Code.XAER_NOTA:
             (answer,) = await self._clarified(await self._ports.with_notes((branch,)), (answer,))
         meaning = MEANING[Verb.COMMIT][code_of(answer)]
-        if meaning is Meaning.DONE:
+        if meaning is AnswerMeaning.DONE:
             return self._finish(GlobalVerb.ONE_PHASE, Verdict.COMMITTED, decided=True)
         self.reasons.append(Reason(branch, answer))
-        if meaning is Meaning.LOST_ROLLED_BACK:
+        if meaning is AnswerMeaning.LOST_ROLLED_BACK:
             self.uncertain = True
             return await self._refuse(())
         if code_of(answer) is Code.XAER_NOTA and not await self._ports.is_held(self.gtrid, None):
             self.pending = [branch]  # a node that took the log over meanwhile has found no decision there
             return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
-        if meaning is not Meaning.LATER:
+        if meaning is not AnswerMeaning.LATER:
             return await self._alone_on_its_own(branch, meaning)
 
         decision = Decision(self.gtrid, await self._ports.with_notes((branch,)))
@@ -304,16 +304,16 @@ class TwoPhaseCommit:
         decision = Decision(self.gtrid, yes)
         answer = await self._ports.decide(decider, decision)  # the commit point, in the decider
         meaning = MEANING[Verb.DECIDE][code_of(answer)]
-        if meaning is Meaning.DONE:
+        if meaning is AnswerMeaning.DONE:
             await self._decided()
             answers = await (self._tell(yes) if self.leaves else self._ports.ask(_COMMIT, yes))
             return await self._commit_all(decision, decider.resource, _COMMIT, answers)
 
         self.reasons.append(Reason(decider, answer))
-        if meaning is Meaning.LATER:
+        if meaning is AnswerMeaning.LATER:
             self.pending = list(yes)
             return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
-        if meaning is Meaning.ROLLED_BACK:
+        if meaning is AnswerMeaning.ROLLED_BACK:
             self.came_to.add(Verdict.ROLLED_BACK)
             return await self._refuse(yes)
         return await self._refuse((*yes, decider))
@@ -331,7 +331,7 @@ class TwoPhaseCommit:
         self, decision: Decision, decider: str | None, verb: Verb, answers: Sequence[Answer]
     ) -> Outcome:
         """Does what is left to do after the branches were first asked `verb`, and gave these answers."""
-        answered: list[tuple[Branch, Meaning, Answer]] = []
+        answered: list[tuple[Branch, AnswerMeaning, Answer]] = []
         asked = decision.branches
         answers = await self._clarified(asked, answers)
         unknown = verb is _COMMIT and Code.XAER_NOTA in map(code_of, answers)
@@ -342,7 +342,7 @@ class TwoPhaseCommit:
             row = MEANING[verb]
             for branch, answer in zip(asked, answers, strict=True):
                 meaning = row[code_of(answer)]
-                if meaning is Meaning.LATER:
+                if meaning is AnswerMeaning.LATER:
                     later.append(branch)
                     if pause_s is None:
                         self.reasons.append(Reason(branch, answer))
@@ -372,13 +372,13 @@ class TwoPhaseCommit:
         return clear
 
     async def _settle_commit(
-        self, decision: Decision, decider: str | None, answered: Sequence[tuple[Branch, Meaning, Answer]]
+        self, decision: Decision, decider: str | None, answered: Sequence[tuple[Branch, AnswerMeaning, Answer]]
     ) -> Outcome:
         noted = True
         if decider is not None or self.pending:
             self.came_to.add(Verdict.COMMITTED)
         for branch, meaning, answer in answered:
-            if meaning is Meaning.DONE:
+            if meaning is AnswerMeaning.DONE:
                 self.came_to.add(Verdict.COMMITTED)
             else:
                 noted = await self._hurt(Verb.COMMIT, branch, meaning, text_of(answer)) and noted
@@ -396,10 +396,10 @@ class TwoPhaseCommit:
             row = MEANING[Verb.ROLLBACK]
             for branch, answer in zip(left, answers, strict=True):
                 meaning = row[code_of(answer)]
-                if meaning is Meaning.DONE:
+                if meaning is AnswerMeaning.DONE:
                     self.came_to.add(Verdict.ROLLED_BACK)
                     self.uncertain |= self.asked and code_of(answer) is Code.XAER_RMERR
-                elif meaning is Meaning.LATER:
+                elif meaning is AnswerMeaning.LATER:
                     self.came_to.add(Verdict.ROLLED_BACK)  # as presumed
                     self.pending.append(branch)
                 else:
@@ -411,7 +411,7 @@ class TwoPhaseCommit:
 
     # --- heuristics -----------------------------------------------------------------------------------------
 
-    async def _hurt(self, verb: Verb, branch: Branch, meaning: Meaning, why: str = "") -> bool:
+    async def _hurt(self, verb: Verb, branch: Branch, meaning: AnswerMeaning, why: str = "") -> bool:
         """A branch was completed on its own. What agrees with the decision is forgotten at once. What does not
         is noted durably, and stays with the resource manager until somebody asks to forget it. Whether all that
         was to be noted is."""

@@ -27,7 +27,7 @@ class Verb(Member):
     FORGET = "forget"
 
 
-class Meaning(Member):
+class AnswerMeaning(Member):
     """The meaning of an answer for its branch."""
 
     DONE = "as asked"
@@ -43,7 +43,7 @@ class Meaning(Member):
     LOST_HAZARD = "was prepared, and is not known any more; nothing is left to forget"
 
 
-_M = Meaning
+_M = AnswerMeaning
 _HEURISTICS: Final = {
     Code.XA_HEURCOM: _M.HEUR_COMMITTED,
     Code.XA_HEURRB: _M.HEUR_ROLLED_BACK,
@@ -53,9 +53,9 @@ _HEURISTICS: Final = {
 _WRONG_CALL: Final = (Code.XAER_PROTO, Code.XAER_INVAL, Code.XAER_ASYNC, Code.XAER_DUPID, Code.XAER_OUTSIDE)
 
 
-def _row(**meanings: Meaning) -> dict[Code, Meaning]:
+def _row(**meanings: AnswerMeaning) -> dict[Code, AnswerMeaning]:
     """One verb's row. `RB`, `HEUR` and `WRONG` stand for their groups; every code has to be covered."""
-    row: dict[Code, Meaning] = {}
+    row: dict[Code, AnswerMeaning] = {}
     for name, meaning in meanings.items():
         if name == "RB":
             row.update(dict.fromkeys(ROLLBACK_CODES, meaning))
@@ -81,7 +81,7 @@ _ENDED: Final = _row(
     XA_RDONLY=_M.DONE,
 )
 
-MEANING: Final[dict[Verb, dict[Code, Meaning]]] = {
+MEANING: Final[dict[Verb, dict[Code, AnswerMeaning]]] = {
     Verb.END: _ENDED,
     Verb.END_LATE: _ENDED,
     Verb.PREPARE: _row(
@@ -174,7 +174,7 @@ MEANING: Final[dict[Verb, dict[Code, Meaning]]] = {
 }
 """Verb → code → meaning; total."""
 
-HEURISTIC_CODE: Final[dict[Meaning, Code]] = {
+HEURISTIC_CODE: Final[dict[AnswerMeaning, Code]] = {
     _M.HEUR_COMMITTED: Code.XA_HEURCOM,
     _M.HEUR_ROLLED_BACK: Code.XA_HEURRB,
     _M.HEUR_MIXED: Code.XA_HEURMIX,

@@ -18,7 +18,7 @@ from xabridge.console.brokers import BrokerProblem, BrokerUnreachable, RequestRe
 from xabridge.console.event_stream import events
 from xabridge.console.pages import LIVE, OPEN, PAGES
 from xabridge.console.security import SecurityMiddleware
-from xabridge.console.view import STATIC, View
+from xabridge.console.view import STATIC, PageView
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -68,7 +68,7 @@ class _Routes:
             if session is None:
                 if request.method == "POST":
                     text = "Your session is over, so nothing was done. Sign in and do it again."
-                    return self._console.render(request, None, View("over.html", {"why": text}, 401))
+                    return self._console.render(request, None, PageView("over.html", {"why": text}, 401))
                 back = request.url.path + (f"?{request.url.query}" if request.url.query else "")
                 return RedirectResponse(f"/login?next={quote(back, safe='')}" if back != "/" else "/login", 303)
             made = await self._view(page, request, session)
@@ -76,7 +76,7 @@ class _Routes:
 
         return answer
 
-    async def _view(self, page: Page, request: Request, session: Session) -> View | Response:
+    async def _view(self, page: Page, request: Request, session: Session) -> PageView | Response:
         try:
             return await page(self._console, request, session)
         except BrokerProblem as trouble:
@@ -87,7 +87,9 @@ class _Routes:
             title = {403: "Not permitted", 503: "Away"}.get(status, "Not done")
             if isinstance(trouble, ResultUnknown):
                 title = "Not known"
-            return View("trouble.html", {"title": title, "trouble": trouble, "where": where, "kind": status}, status)
+            return PageView(
+                "trouble.html", {"title": title, "trouble": trouble, "where": where, "kind": status}, status
+            )
 
     def _live(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -101,7 +103,7 @@ class _Routes:
                     view = await self._view(page, request, session)
                 except HTTPException:  # what it shows is gone
                     return ""
-                return self._console.part(request, session, view) if isinstance(view, View) else ""
+                return self._console.part(request, session, view) if isinstance(view, PageView) else ""
 
             return events(self._console, request, key, part)
 
@@ -110,11 +112,11 @@ class _Routes:
     async def failed(self, request: Request, error: HTTPException) -> Response:
         text = error.detail if error.detail != "Not Found" else "There is no such page."
         session = self._console.sessions.find(self._console.key_of(request))
-        return self._console.render(request, session, View("over.html", {"why": text}, error.status_code))
+        return self._console.render(request, session, PageView("over.html", {"why": text}, error.status_code))
 
     async def broken(self, request: Request, _error: Exception) -> Response:
         text = "This page can't be made: a defect of the console. Its log has the details."
-        return self._console.render(request, None, View("over.html", {"why": text}, 500))
+        return self._console.render(request, None, PageView("over.html", {"why": text}, 500))
 
 
 class _Assets(StaticFiles):

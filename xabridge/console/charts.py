@@ -34,7 +34,7 @@ LOG: Final = "log"
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TimelineBar:
     """A time; `looks` is its phase."""
 
     x: float
@@ -49,7 +49,7 @@ class TimelinePicture:
     """What the template draws. `lanes` are the names of the resources, from above."""
 
     height: int
-    bars: tuple[Bar, ...]
+    bars: tuple[TimelineBar, ...]
     lanes: tuple[str, ...]
     label: str
 
@@ -81,10 +81,10 @@ def _said(step: Step) -> str:
     return f"{escaped(step.resource)[:40] or LOG}: {escaped(step.verb)[:40]} {took(step.took_s)}{answer}"
 
 
-def _bar(after_s: float, took_s: float, lane: int, looks: str, scale: float, label: str) -> Bar:
+def _bar(after_s: float, took_s: float, lane: int, looks: str, scale: float, label: str) -> TimelineBar:
     x = min(after_s * scale, WIDTH - LEAST)
     width = min(max(took_s * scale, LEAST), WIDTH - x)
-    return Bar(round(x, 1), (LANE + GAP) * lane, round(width, 1), looks, label)
+    return TimelineBar(round(x, 1), (LANE + GAP) * lane, round(width, 1), looks, label)
 
 
 SPARK_WIDTH: Final = 240

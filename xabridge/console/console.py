@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tm.config import Configuration
     from xabridge.console.sessions import Session
     from xabridge.console.settings import ConsoleSettings
-    from xabridge.console.view import View
+    from xabridge.console.view import PageView
 
 LOG: Final = logging.getLogger("xabridge.console")
 AUDIT: Final = logging.getLogger("xabridge.console.audit")
@@ -93,7 +93,7 @@ class Console:
         AUDIT.info("%s", json.dumps({"who": session.shown, "what": what, **about}, ensure_ascii=True))
 
     # -- answers
-    def render(self, request: Request, session: Session | None, view: View) -> Response:
+    def render(self, request: Request, session: Session | None, view: PageView) -> Response:
         """The whole page."""
         context = self._context(request, session, view)
         html = self._templates.get_template(view.template).render(context)
@@ -101,13 +101,13 @@ class Console:
             session.flashes.clear()
         return HTMLResponse(html, view.status)
 
-    def part(self, request: Request, session: Session, view: View) -> str:
+    def part(self, request: Request, session: Session, view: PageView) -> str:
         """The part of the page that moves."""
         template = self._templates.get_template(view.template)
         context = template.new_context(self._context(request, session, view))
         return "".join(template.blocks["live"](context))
 
-    def _context(self, request: Request, session: Session | None, view: View) -> dict[str, Any]:
+    def _context(self, request: Request, session: Session | None, view: PageView) -> dict[str, Any]:
         theme = request.cookies.get("theme", "")
         return {
             "session": session,

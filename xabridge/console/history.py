@@ -27,7 +27,7 @@ _MINUTE: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class QueueTrend:
     """The values of a time (`span`, in words), the oldest first; NaN where there is none."""
 
     depth: tuple[float, ...]
@@ -61,14 +61,14 @@ class _Ring:
             values[at] = value if not count else (values[at] * count + value) / (count + 1)
         self.samples += 1
 
-    def line(self, slot: int, count: int, span: str) -> Line:
+    def line(self, slot: int, count: int, span: str) -> QueueTrend:
         def values_of(values: array[float]) -> tuple[float, ...]:
             return tuple(
                 values[one % self.size] if self.latest - self.size < one <= self.latest and one >= 0 else nan
                 for one in range(slot - count + 1, slot + 1)
             )
 
-        return Line(values_of(self.depth), values_of(self.rate_in), values_of(self.rate_out), span)
+        return QueueTrend(values_of(self.depth), values_of(self.rate_in), values_of(self.rate_out), span)
 
 
 class _Rings:
@@ -126,7 +126,7 @@ class History:
         minutes = self.minutes
         return {1: "last minute", 60: "last hour"}.get(minutes, f"last {minutes} minutes")
 
-    def of(self, queue: str = "") -> Line | None:
+    def of(self, queue: str = "") -> QueueTrend | None:
         """The line of a queue; None if nothing is known of it."""
         rings = self._rings.get(queue)
         if rings is None:

@@ -234,7 +234,7 @@ class NodeLink:
         asked = {"doing": wanted.doing, "name": wanted.name, "on": list(wanted.on), "gone": list(wanted.gone)}
         try:
             answer = self._post("/node/preview", asked)
-        except _Lost as lost:
+        except _AnswerLost as lost:
             raise BrokerUnreachable(f"{self.name} does not answer: {lost}") from None
         return self._read_answer(answer, _choice_of)
 
@@ -256,7 +256,7 @@ class NodeLink:
                 if not isinstance(trouble, BrokerUnreachable):
                     raise self._unknown("it was started anew meanwhile") from None
                 came = ""
-            except (_Lost, ValueError, KeyError, TypeError, AttributeError) as trouble:
+            except (_AnswerLost, ValueError, KeyError, TypeError, AttributeError) as trouble:
                 sent, came, why = True, "", str(trouble)
                 until = min(until, time.monotonic() + LOST_S)
 
@@ -287,7 +287,7 @@ class NodeLink:
                 answer = response.read(MOST_OCTETS + 1)
         except (OSError, HTTPException, ValueError) as error:
             if connected:
-                raise _Lost(_reason(error)) from None
+                raise _AnswerLost(_reason(error)) from None
             raise BrokerUnreachable(f"nothing was done: {self.name} can't be reached: {_reason(error)}") from None
 
         if response.status == 401:
@@ -299,14 +299,14 @@ class NodeLink:
         if response.status in {400, 409}:
             raise RequestRefused(self._read(answer, _why))
         if response.status != 200:
-            raise _Lost(f"status {response.status}")
+            raise _AnswerLost(f"status {response.status}")
 
         try:
             content = json.loads(answer)
         except (ValueError, RecursionError):
-            raise _Lost("it does not answer as a node does") from None
+            raise _AnswerLost("it does not answer as a node does") from None
         if not isinstance(content, dict):
-            raise _Lost("it does not answer as a node does")
+            raise _AnswerLost("it does not answer as a node does")
         return content
 
     def _connection(self, patience_s: float) -> HTTPConnection:
@@ -333,7 +333,7 @@ class NodeLink:
             raise BrokerUnreachable(f"{self.name} does not answer as a node does") from None
 
 
-class _Lost(Exception):
+class _AnswerLost(Exception):
     """The request was sent, and no answer came."""
 
 

@@ -41,7 +41,7 @@ DECIDED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class ResourceBox:
     """A resource. The line goes from its edge (`from_x`, `from_y`) to the decision."""
 
     x: float
@@ -55,7 +55,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class TransactionPicture:
     """What the template draws."""
 
     width: int
@@ -64,12 +64,12 @@ class Picture:
     decision: str
     looks: str
     place: str
-    boxes: tuple[Box, ...]
+    boxes: tuple[ResourceBox, ...]
     omitted: int
     label: str
 
 
-def picture(view: TransactionView) -> Picture:
+def picture(view: TransactionView) -> TransactionPicture:
     """The picture of a transaction."""
     branches = view.branches[:MOST]
     above, below = branches[: (len(branches) + 1) // 2], branches[(len(branches) + 1) // 2 :]
@@ -79,13 +79,13 @@ def picture(view: TransactionView) -> Picture:
     middle = (WIDTH / 2, top + _MIDDLE / 2)
     boxes = [*_rows(above, 0, upper=True), *_rows(below, top + _MIDDLE + _GAP, upper=False)]
     whole = top + _MIDDLE + (_GAP + rows_below * (height + _GAP) if rows_below else 0)
-    return Picture(
+    return TransactionPicture(
         WIDTH, int(whole), middle, DECIDED[view.decision], view.decision.value, _place(view), tuple(boxes),
         len(view.branches) - len(branches), _label(view),
     )  # fmt: skip
 
 
-def _rows(branches: tuple[BranchView, ...], y: float, *, upper: bool) -> list[Box]:
+def _rows(branches: tuple[BranchView, ...], y: float, *, upper: bool) -> list[ResourceBox]:
     width, height = _BOX
     boxes = []
     for number, branch in enumerate(branches):
@@ -94,7 +94,7 @@ def _rows(branches: tuple[BranchView, ...], y: float, *, upper: bool) -> list[Bo
         x = (WIDTH - width) / 2 if alone else column * (WIDTH - width)
         at = y + row * (height + _GAP)
         boxes.append(
-            Box(
+            ResourceBox(
                 x, at, cut(escaped(branch.resource), 24), _state(branch), _lines(branch), LOOKS[branch.state],
                 x + width / 2, at + (height if upper else 0),
             )

@@ -20,7 +20,7 @@ STATIC: Final = Path(__file__).parent / "static"
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PageView:
     """A page's template and what stands in it."""
 
     template: str

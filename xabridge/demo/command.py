@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tm import TransactionManager
 from xabridge.console.command import MISSING
 from xabridge.demo.display import Display
-from xabridge.demo.shop import Audit, EmbeddedServers, Gauge, PostgresMissing, WorkerProcess, orders_from, place
+from xabridge.demo.shop import Audit, EmbeddedServers, PostgresMissing, ShopProbe, WorkerProcess, orders_from, place
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xabridge.demo.shop import Figures, Order
-    from xabridge.demo.shop.audit import Proof
+    from xabridge.demo.shop.audit import ShopAudit
 
 NODE: Final = "demo-worker"
 TOKEN: Final = "XABRIDGE_DEMO_TOKEN"  # noqa: S105 — the name of a variable
@@ -151,7 +151,7 @@ class Demo:
         config = self._configured(folder / "worker.toml", folder / "log", arguments.console, stack)
         self._worker = WorkerProcess(config, workers=arguments.workers)
         stack.callback(self._worker.kill)
-        self._gauge = Gauge(self._shop)
+        self._gauge = ShopProbe(self._shop)
         stack.callback(self._gauge.close)
 
     def _configured(self, config: Path, log: Path, console: int | None, stack: ExitStack) -> Path:
@@ -263,7 +263,7 @@ class Demo:
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def _tell(self, proof: Proof, seconds: float) -> None:
+    def _tell(self, proof: ShopAudit, seconds: float) -> None:
         say = self._display.say
         if proof.exact:
             say("  every order once as a row and once as an invoice:")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from tm.log import Branch, Heuristic
 from tm.resources.blocking_ports import BlockingPorts
 from tm.two_phase.ports import code_of, text_of
-from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, AnswerMeaning, Verb
 from xa import Code, XaError
 from xa.coroutines import drive
 from xa.printable import escaped
@@ -296,7 +296,7 @@ class BranchCompleter:
             log.note_heuristic(Heuristic(branch, _HEURISTIC[act], f"an operator did it: recover {act.value}"))
         (answer,) = drive(self._ports.ask(_VERB[act], (branch,)))
         meaning = MEANING[_VERB[act]][code_of(answer)]
-        if meaning is not Meaning.DONE:
+        if meaning is not AnswerMeaning.DONE:
             return BranchResult(view, False, self._not_done(log, branch, answer, meaning, against=against))
         if code_of(answer) is Code.XAER_NOTA:
             return self._vanished(log, view, against=against)
@@ -319,8 +319,10 @@ class BranchCompleter:
         )
 
     @staticmethod
-    def _not_done(log: DecisionLog | None, branch: Branch, answer: Answer, meaning: Meaning, *, against: bool) -> str:
-        if meaning is not Meaning.LATER:
+    def _not_done(
+        log: DecisionLog | None, branch: Branch, answer: Answer, meaning: AnswerMeaning, *, against: bool
+    ) -> str:
+        if meaning is not AnswerMeaning.LATER:
             if log is not None:
                 log.note_heuristic(Heuristic(branch, HEURISTIC_CODE[meaning], text_of(answer)))
             return f"{meaning.value} ({text_of(answer)})"

@@ -8,26 +8,26 @@ same.
 
 from xabridge.outbox.inbox import Inbox
 from xabridge.outbox.outbox import Outbox, OutboxFull
-from xabridge.outbox.publisher import BrokerAway, Outgoing, Publisher, Refusal, Sent
+from xabridge.outbox.publisher import BrokerAway, OutgoingMessage, Publisher, PublishResult, Refusal
 from xabridge.outbox.relay import Relay, RelaySettings
-from xabridge.outbox.store import Figures, OutboxRow, OutboxStore, RelayTurn
+from xabridge.outbox.store import OutboxFigures, OutboxRow, OutboxStore, RelayTurn
 from xabridge.outbox.tables import Tables, TablesError
 
 __all__ = [
     "BrokerAway",
-    "Figures",
     "Inbox",
     "Outbox",
+    "OutboxFigures",
     "OutboxFull",
     "OutboxRow",
     "OutboxStore",
-    "Outgoing",
+    "OutgoingMessage",
+    "PublishResult",
     "Publisher",
     "Refusal",
     "Relay",
     "RelaySettings",
     "RelayTurn",
-    "Sent",
     "Tables",
     "TablesError",
 ]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from rm_amqp.errors import ConnectionLost, TimedOut
 from rm_amqp.plain_publisher import Delivery, PlainPublisher
-from xabridge.outbox.publisher import BrokerAway, Refusal, Sent
+from xabridge.outbox.publisher import BrokerAway, PublishResult, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xabridge.outbox.publisher import Outgoing
+    from xabridge.outbox.publisher import OutgoingMessage
 
 
 _TOPIC: Final = "topic://"
@@ -34,9 +34,9 @@ class Amqp10Publisher:
         except ConnectionLost as error:
             raise BrokerAway(str(error)) from None
 
-    def send(self, messages: Sequence[Outgoing], deadline: float) -> Sent:
+    def send(self, messages: Sequence[OutgoingMessage], deadline: float) -> PublishResult:
         deliveries = [_delivery(message) for message in messages]
-        sent = Sent()
+        sent = PublishResult()
         try:
             self._publisher.send(deliveries, deadline)
         except (ConnectionLost, TimedOut) as error:
@@ -58,6 +58,6 @@ class Amqp10Publisher:
         self._publisher.close()
 
 
-def _delivery(message: Outgoing) -> Delivery:
+def _delivery(message: OutgoingMessage) -> Delivery:
     address = message.destination.removeprefix(_TOPIC)
     return Delivery(address, message.message.encode(), topic=address != message.destination)

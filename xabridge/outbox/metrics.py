@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
-    from xabridge.outbox.store import Figures, OutboxStore, RelayTurn
+    from xabridge.outbox.store import OutboxFigures, OutboxStore, RelayTurn
 
 SENT: Final = Metric(
     "xabridge.outbox.sent", "counter", "{message}", (), "Messages that the broker has confirmed to this relay."
@@ -79,7 +79,7 @@ class OutboxMetrics:
         figures = self._figures()
         return [self._observation(figures.oldest_s)] if figures is not None else []
 
-    def _figures(self) -> Figures | None:
+    def _figures(self) -> OutboxFigures | None:
         """The figures; None: the database is away, which shows in the metric as a gap."""
         try:
             return self._store.figures()

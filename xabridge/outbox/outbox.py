@@ -46,7 +46,7 @@ class OutboxFull(Exception):
     """The outbox holds as many messages as it may. Nothing was written; the transaction goes on. Its owner decides."""
 
 
-class Executes(Protocol):
+class SqlExecutor(Protocol):
     """A SQLAlchemy connection or session: `tx["shop"]`, `tx["shop"].orm`, or one of the application's own."""
 
     def execute(self, statement: Any, parameters: Any = None, /) -> Any:
@@ -54,7 +54,7 @@ class Executes(Protocol):
         ...
 
 
-class AwaitsExecution(Protocol):
+class AsyncSqlExecutor(Protocol):
     """The same for asyncio: `tx["shop"].asyncio`, or an AsyncConnection or AsyncSession of the application's own."""
 
     def execute(self, statement: Any, parameters: Any = None, /) -> Awaitable[Any]:
@@ -73,7 +73,7 @@ class Outbox:
         self._limit = limit
         self._clock = clock
 
-    def put(self, where: Executes, destination: str, message: Message, *, key: str | None = None) -> str:
+    def put(self, where: SqlExecutor, destination: str, message: Message, *, key: str | None = None) -> str:
         """Writes a message into the outbox, in the transaction of `where`. Returns the message's id, which is a new one
         if it has none; it stays the same however often the message is sent.
 
@@ -90,7 +90,7 @@ class Outbox:
         return str(rows[0]["message_id"])
 
     def put_all(
-        self, where: Executes, destination: str, messages: Sequence[Message], *, key: str | None = None
+        self, where: SqlExecutor, destination: str, messages: Sequence[Message], *, key: str | None = None
     ) -> list[str]:
         """Writes many messages, as if each were put in turn; their ids."""
         rows = self._rows(destination, messages, key)
@@ -102,13 +102,13 @@ class Outbox:
         return [str(row["message_id"]) for row in rows]
 
     async def put_async(
-        self, where: AwaitsExecution, destination: str, message: Message, *, key: str | None = None
+        self, where: AsyncSqlExecutor, destination: str, message: Message, *, key: str | None = None
     ) -> str:
         """Does what `put` does, with an asyncio connection or session."""
         return (await self.put_all_async(where, destination, [message], key=key))[0]
 
     async def put_all_async(
-        self, where: AwaitsExecution, destination: str, messages: Sequence[Message], *, key: str | None = None
+        self, where: AsyncSqlExecutor, destination: str, messages: Sequence[Message], *, key: str | None = None
     ) -> list[str]:
         """Does what `put_all` does, with an asyncio connection or session."""
         rows = self._rows(destination, messages, key)
@@ -127,7 +127,7 @@ class Outbox:
         """The statement that `put` executes, to be executed in another way. It has no limit."""
         return self._insert().values(**self._rows(destination, [message], key)[0])
 
-    def _execute(self, where: Executes, rows: Any) -> None:
+    def _execute(self, where: SqlExecutor, rows: Any) -> None:
         try:
             where.execute(self._insert(), rows)
         except DBAPIError as error:

@@ -26,7 +26,7 @@ class BrokerAway(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingMessage:
     """One message on its way: `number` is its row's."""
 
     number: int
@@ -43,7 +43,7 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class Sent:
+class PublishResult:
     """The results of messages, by their numbers. What is in neither is not confirmed: it may have arrived, or not.
     `away`: why the broker was lost meanwhile."""
 
@@ -59,7 +59,7 @@ class Publisher(Protocol):
         """Connects, unless it is connected. BrokerAway: it can't be."""
         ...
 
-    def send(self, messages: Sequence[Outgoing], deadline: float) -> Sent:
+    def send(self, messages: Sequence[OutgoingMessage], deadline: float) -> PublishResult:
         """Sends messages, and waits until each is confirmed or refused, the broker is lost, or `deadline` has come on
         the clock that the publisher was made with. It raises nothing of the broker's."""
         ...

@@ -40,7 +40,7 @@ from urllib.parse import unquote
 from dtx.amqp.values import Timestamp
 from xa.open_string import OpenString, option_name
 from xa.tls import client_context
-from xabridge.outbox.publisher import BrokerAway, Refusal, Sent
+from xabridge.outbox.publisher import BrokerAway, PublishResult, Refusal
 
 try:
     import amqp
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rm_amqp import Message
-    from xabridge.outbox.publisher import Outgoing
+    from xabridge.outbox.publisher import OutgoingMessage
 
 PORT: Final = 5672
 TLS_PORT: Final = 5671
@@ -170,12 +170,12 @@ class RabbitPublisher:
             raise BrokerAway(f"RabbitMQ at {settings.host}: {_said(error)}") from None
         self._connection = connection
 
-    def send(self, messages: Sequence[Outgoing], deadline: float) -> Sent:
-        sent = Sent()
-        ready: list[_Ready] = []
+    def send(self, messages: Sequence[OutgoingMessage], deadline: float) -> PublishResult:
+        sent = PublishResult()
+        ready: list[_PreparedMessage] = []
         for message in messages:
             try:
-                ready.append(_Ready(message.number, place(message.destination), properties(message.message)))
+                ready.append(_PreparedMessage(message.number, place(message.destination), properties(message.message)))
             except Unsendable as error:
                 sent.refused[message.number] = Refusal(str(error), final=True)
         if not ready:
@@ -188,16 +188,16 @@ class RabbitPublisher:
         return sent
 
     @staticmethod
-    def _still(sent: Sent) -> bool:
+    def _still(sent: PublishResult) -> bool:
         """Whether the broker is there, as far as is known."""
         return sent.away is None
 
-    def _publish_alone(self, one: _Ready, sent: Sent, deadline: float) -> None:
+    def _publish_alone(self, one: _PreparedMessage, sent: PublishResult, deadline: float) -> None:
         broken = self._publish([one], sent, deadline)
         if broken is not None:
             sent.refused[one.number] = Refusal(broken)
 
-    def _publish(self, ready: Sequence[_Ready], sent: Sent, deadline: float) -> str | None:
+    def _publish(self, ready: Sequence[_PreparedMessage], sent: PublishResult, deadline: float) -> str | None:
         """Publishes, and waits for the confirmations. What the broker said when it closed the channel, or the
         connection, because of one of the messages; None: it did not."""
         try:
@@ -288,7 +288,7 @@ class RabbitPublisher:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _PreparedMessage:
     """A message that can be published."""
 
     number: int
@@ -300,7 +300,7 @@ class _ConfirmBatch:
     """What the broker says of messages that are published one after the other on one channel, by their delivery
     tags."""
 
-    def __init__(self, ready: Sequence[_Ready], first_tag: int) -> None:
+    def __init__(self, ready: Sequence[_PreparedMessage], first_tag: int) -> None:
         self._open = dict(enumerate(ready, first_tag))
         self._confirmed: set[int] = set()
         self._refused: dict[int, Refusal] = {}
@@ -334,11 +334,11 @@ class _ConfirmBatch:
             ):
                 self._refused[one.number] = Refusal(reason)
 
-    def _taken(self, tag: int, *, multiple: bool) -> list[_Ready]:
+    def _taken(self, tag: int, *, multiple: bool) -> list[_PreparedMessage]:
         tags = [at for at in self._open if at <= tag] if multiple else [tag]
         return [self._open.pop(at) for at in tags if at in self._open]
 
-    def note(self, sent: Sent) -> None:
+    def note(self, sent: PublishResult) -> None:
         """Adds what is known."""
         open_numbers = {one.number for one in self._open.values()}
         sent.confirmed |= self._confirmed

@@ -34,7 +34,7 @@ from dtx.amqp.decoding import DecodeError
 from rm_amqp.message import Message
 from xa.configuration import check, seconds, setting, whole
 from xa.secrets import masked
-from xabridge.outbox.publisher import BrokerAway, Outgoing, Refusal, Sent
+from xabridge.outbox.publisher import BrokerAway, OutgoingMessage, PublishResult, Refusal
 from xabridge.outbox.store import OutboxStore, RelayTurn
 
 if TYPE_CHECKING:
@@ -204,12 +204,12 @@ class Relay:
             )
         return carried
 
-    def _send(self, taken: Sequence[ClaimedRow]) -> Sent:
+    def _send(self, taken: Sequence[ClaimedRow]) -> PublishResult:
         """Sends rows in waves. A wave has what has no key, and the first message of each key whose predecessors are all
         confirmed; so it is known of a message that it arrived before the next one of its key is sent. A message that
         was refused before is sent alone, so that what the broker does because of it happens to no other message."""
         deadline = self._clock() + self.settings.timeout_s
-        sent = Sent()
+        sent = PublishResult()
         left = list(taken)
         while left and sent.away is None and self._clock() < deadline:
             wave, left = _wave(left)
@@ -221,11 +221,11 @@ class Relay:
             left = [row for row in left if row.order_key not in stuck]
         return sent
 
-    def _send_together(self, rows: Sequence[ClaimedRow], sent: Sent, deadline: float) -> None:
+    def _send_together(self, rows: Sequence[ClaimedRow], sent: PublishResult, deadline: float) -> None:
         outgoing = []
         for row in rows:
             try:
-                outgoing.append(Outgoing(row.id, row.destination, Message.from_octets(row.message)))
+                outgoing.append(OutgoingMessage(row.id, row.destination, Message.from_octets(row.message)))
             except DecodeError as error:
                 sent.refused[row.id] = Refusal(f"the row holds no message: {error}", final=True)
         if outgoing:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import ColumnElement, Connection, Engine, Select
 
-    from xabridge.outbox.publisher import Refusal, Sent
+    from xabridge.outbox.publisher import PublishResult, Refusal
 
 CONNECTIONS: Final = 2
 WAIT_S: Final = 10.0
@@ -87,7 +87,7 @@ class OutboxRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class OutboxFigures:
     """The outbox in figures. `oldest_s`: how long the oldest message waits that was not refused for good."""
 
     waiting: int
@@ -140,7 +140,7 @@ class OutboxStore:
 
     def carry(
         self,
-        send: Callable[[Sequence[ClaimedRow]], Sent],
+        send: Callable[[Sequence[ClaimedRow]], PublishResult],
         *,
         batch: int,
         max_attempts: int,
@@ -266,7 +266,9 @@ class OutboxStore:
         )  # fmt: skip
         return [ClaimedRow(*row[:4], bytes(row[4]), *row[5:]) for row in rows]
 
-    def _note(self, connection: Connection, taken: Sequence[ClaimedRow], sent: Sent, max_attempts: int) -> RelayTurn:
+    def _note(
+        self, connection: Connection, taken: Sequence[ClaimedRow], sent: PublishResult, max_attempts: int
+    ) -> RelayTurn:
         """Deletes the rows of confirmed messages, and notes what was refused."""
         outbox = self.tables.outbox
         numbers = [row.id for row in taken if row.id in sent.confirmed]
@@ -297,7 +299,7 @@ class OutboxStore:
 
     # --- operators ------------------------------------------------------------------------------------------------
 
-    def figures(self) -> Figures:
+    def figures(self) -> OutboxFigures:
         """How many messages wait, and for how long."""
         outbox = self.tables.outbox
         counted = select(outbox.c.state, func.count(), func.min(outbox.c.created)).group_by(outbox.c.state)
@@ -305,7 +307,7 @@ class OutboxStore:
             found = {state: (count, oldest) for state, count, oldest in connection.execute(counted)}
         waiting, oldest = found.get(WAITING, (0, None))
         refused, _ = found.get(REFUSED, (0, None))
-        return Figures(waiting, refused, max(self._clock() - oldest, 0.0) if oldest is not None else 0.0)
+        return OutboxFigures(waiting, refused, max(self._clock() - oldest, 0.0) if oldest is not None else 0.0)
 
     def rows(self, *, state: str | None = None, limit: int = 100) -> list[OutboxRow]:
         """The first rows, in their order, of one state or of both."""

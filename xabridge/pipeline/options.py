@@ -17,7 +17,7 @@ from xabridge.pipeline.core import (
     AddressTarget,
     LakeTarget,
     Messages,
-    Once,
+    OnceSettings,
     PipelineError,
     Settings,
     Shard,
@@ -139,7 +139,7 @@ class SinkOptions:
     settings: Settings
     tables: Routing[TableRows]
     addresses: Routing[AddressTarget]
-    once: Once | None = None
+    once: OnceSettings | None = None
     shuffle: tuple[str, ...] = ()
     """With `once`: the columns by which rows are shuffled, so that those of one value are written by one task, in their
     order."""
@@ -291,7 +291,7 @@ def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os
 
 
 def _shuffle(
-    given: _GivenOptions, once: Once, tables: Routing[TableRows], addresses: Routing[AddressTarget]
+    given: _GivenOptions, once: OnceSettings, tables: Routing[TableRows], addresses: Routing[AddressTarget]
 ) -> tuple[str, ...]:
     """The columns that put the rows of one shard key, and those of one key of a table, into one task. Without such keys
     no order is asked for, and it is the column `once`."""
@@ -311,7 +311,7 @@ def _shuffle(
     )
 
 
-def _once(given: _GivenOptions, settings: Settings) -> Once | None:
+def _once(given: _GivenOptions, settings: Settings) -> OnceSettings | None:
     column, text = given.text("once"), given.text("once_table")
     if column is None and text is None:
         return None
@@ -325,7 +325,7 @@ def _once(given: _GivenOptions, settings: Settings) -> Once | None:
     timeout_s = given.seconds("lockTimeout", LOCK_TIMEOUT_S)
     if scheme_of(settings.table_url(resource)) in POSTGRES:
         table = table.lower()  # as it reads names that are not quoted
-    return Once(column, TableTarget(resource, table, lock_timeout_s=timeout_s))
+    return OnceSettings(column, TableTarget(resource, table, lock_timeout_s=timeout_s))
 
 
 def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> Settings:

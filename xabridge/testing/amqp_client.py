@@ -351,7 +351,7 @@ def accepting(txn_id: bytes) -> bytes:
     return encode(Described(Ulong(TRANSACTIONAL), [txn_id, Described(Ulong(ACCEPTED), [])]))
 
 
-class Running:
+class RunningGenerator:
     """One generator on its connection."""
 
     def __init__(self, client: Client, waits: Waits) -> None:
@@ -374,7 +374,7 @@ class Running:
 
 def run(client: Client, waits: Waits) -> Any:
     """Runs this to its end; its result. Here the client's timeout holds."""
-    running = Running(client, waits)
+    running = RunningGenerator(client, waits)
     while not running.go_on():
         client.receive()
     return running.result
@@ -382,7 +382,7 @@ def run(client: Client, waits: Waits) -> Any:
 
 def drive(pairs: Iterable[tuple[Client, Waits]]) -> list[Any]:
     """Runs these to their ends, side by side; their results."""
-    running = [Running(client, waits) for client, waits in pairs]
+    running = [RunningGenerator(client, waits) for client, waits in pairs]
     with selectors.DefaultSelector() as selector:
         left = 0
         for one in running:

@@ -23,7 +23,7 @@ from dtx.store.memory import Disk
 from dtx.store.sql import SqlStore
 from tests.dtx.broker.peer import Peer, World
 from tests.dtx.broker.sockets import LONG_S, on_a_broker, until
-from xabridge.testing.amqp_client import Client, Running, run
+from xabridge.testing.amqp_client import Client, RunningGenerator, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ class Talking:
 
     def __init__(self, client: Client, work: Waits) -> None:
         self._client = client
-        self._running = Running(client, work)
+        self._running = RunningGenerator(client, work)
         loop = asyncio.get_running_loop()
         self.ended = loop.create_future()
         loop.add_reader(client.socket, self._readable)

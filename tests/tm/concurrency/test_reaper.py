@@ -11,7 +11,7 @@ from tests.tm.shop import Shop
 from tests.tm.wrapped import Gate, hooked
 from tm import GlobalState, RolledBack, Transaction
 from xa import Code
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 
 def begun(shop: Shop, timeout_s: float = 10) -> Transaction:
@@ -82,7 +82,7 @@ def test_an_explicit_end_of_a_reaped_transaction(shop: Shop, how: str, end: str)
 @pytest.mark.parametrize("fails", [False, True])
 def test_others_are_not_touched_and_not_kept_waiting_by_a_resource_that_fails(shop: Shop, *, fails: bool) -> None:
     if fails:
-        shop["a"].script.plan("rollback", None, Fate.REQUEST_LOST)
+        shop["a"].script.plan("rollback", None, NetworkFault.REQUEST_LOST)
     first = begun(shop)
     shop.tm.suspend()
     second = shop.tm.begin(10)

@@ -30,7 +30,7 @@ from tm.consumer.failures import name_of, place_of
 from tm.consumer.history import BREAKS
 from xa import Code, xa_error
 from xa.telemetry.log_lines import fields_of, lines
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 
 class Work:
@@ -228,7 +228,7 @@ def test_a_handler_that_recovers_is_tried_again(stall: Stall) -> None:
 
 def test_a_resource_that_is_down_costs_a_message_no_delivery(stall: Stall) -> None:
     stall.put("a")
-    stall.store.script.plan("start", fate=Fate.REQUEST_LOST, times=8)
+    stall.store.script.plan("start", fate=NetworkFault.REQUEST_LOST, times=8)
     consumer = stall.consume(Work(stall), max_deliveries=1, workers=4)
     assert consumer.counts.dead_lettered == 0
     assert stall.store.data == {"a": 0}

@@ -14,7 +14,7 @@ from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import Stall
 from tm import RolledBack, Transaction
 from xa import Code, ResourceError, xa_error
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 LIMIT: Final = 10
 """Deliveries in vain after which the broker makes a dead letter of a message."""
@@ -73,7 +73,7 @@ LOOPS: Final = [in_a_block, in_a_task, by_hand, in_a_function, with_the_error_hi
 @pytest.mark.parametrize("turn", LOOPS)
 def test_a_resource_that_is_away_uses_up_no_delivery(stall: Stall, turn: Callable[[Stall], None]) -> None:
     stall.put("a")
-    stall.store.script.plan("start", fate=Fate.REQUEST_LOST, times=LIMIT + 2)
+    stall.store.script.plan("start", fate=NetworkFault.REQUEST_LOST, times=LIMIT + 2)
     failed = 0
     while stall.store.script.pending():
         try:

@@ -14,7 +14,7 @@ from tm.recovery.former import MOST, FormerIncarnations
 from tm.recovery.ownership import OVER_BEFORE
 from tm.sequences import LATE_S
 from xa import TMSUCCESS
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 __all__ = ["kind", "restorable"]
 
@@ -118,7 +118,7 @@ def test_what_is_left_is_waited_for(restorable: Restorable) -> None:
     shop["b"].heal()
     for _ in range(3):
         shop.clock.pass_by(LATE_S)
-        shop["b"].script.plan("rollback", None, Fate.REQUEST_LOST)
+        shop["b"].script.plan("rollback", None, NetworkFault.REQUEST_LOST)
         findings = {one.branch.xid: one.action for one in shop.tm.recover().findings}
         assert findings[tx.xid("b")] is Action.PENDING
         shop["b"].heal()

@@ -18,7 +18,7 @@ from tm.log.sql import SqlLog
 from tm.recovery import Action, lease
 from tm.recovery.lease import LEASE_S
 from xa import Gtrid, Owner, XaError
-from xabridge.testing.reference import DecidingStore, Fate
+from xabridge.testing.reference import DecidingStore, NetworkFault
 
 PATIENCE_S = 60
 
@@ -60,7 +60,7 @@ def test_it_is_taken_before_the_first_gtrid_and_ended_at_the_end(shop: Shop, sto
 
 def test_nothing_begins_without_it(shop: Shop, store: DecidingStore) -> None:
     manager = shop.tm
-    store.script.plan("hold", fate=Fate.REQUEST_LOST)
+    store.script.plan("hold", fate=NetworkFault.REQUEST_LOST)
     with pytest.raises(ManagerUnusable, match="d decides, and can't be used"):
         manager.begin()
     with manager.begin() as tx:
@@ -82,7 +82,7 @@ def test_it_is_renewed_before_it_runs_out(shop: Shop, store: DecidingStore, monk
     manager.begin().rollback()
     for _ in range(4):
         assert renewed.acquire(timeout=PATIENCE_S)
-    store.script.plan("hold", fate=Fate.REQUEST_LOST)
+    store.script.plan("hold", fate=NetworkFault.REQUEST_LOST)
     for _ in range(2):
         assert renewed.acquire(timeout=PATIENCE_S), "it goes on after an outage"
     manager.close()
@@ -98,7 +98,7 @@ def test_it_is_ended_though_the_decider_was_lost(shop: Shop, store: DecidingStor
     if lost == "by a thread":
         elsewhere(lambda: manager.resource("d").lost("the connection was lost"))
     else:
-        store.script.plan("hold", fate=Fate.REQUEST_LOST)
+        store.script.plan("hold", fate=NetworkFault.REQUEST_LOST)
         with pytest.raises(XaError):
             manager._lease.take()
     assert len(store.owners()) == 1
@@ -140,7 +140,7 @@ def test_siblings_leave_each_others_transactions_alone(shop: Shop, store: Decidi
 def test_a_sibling_whose_lease_has_run_out_is_recovered(shop: Shop, store: DecidingStore) -> None:
     decided = shop.in_doubt("a")
     shop["a"].script.clear()
-    store.script.plan("decide", None, Fate.REQUEST_LOST)
+    store.script.plan("decide", None, NetworkFault.REQUEST_LOST)
     undecided = shop.tm.begin()
     shop.write(undecided, key="other")
 
@@ -173,12 +173,12 @@ def test_a_sibling_that_is_known_to_be_gone_is_recovered_at_once(shop: Shop, sto
 def test_while_nobody_can_tell_who_is_at_work_nothing_is_settled(shop: Shop, store: DecidingStore) -> None:
     tx = shop.tm.begin()
     shop.write(tx)
-    store.script.plan("decide", None, Fate.REQUEST_LOST)
+    store.script.plan("decide", None, NetworkFault.REQUEST_LOST)
     with pytest.raises(OutcomeUnknown):
         tx.commit()
     sibling = sibling_of(shop)
     shop.clock.pass_by(LEASE_S)
-    store.script.plan("owners", fate=Fate.REQUEST_LOST)
+    store.script.plan("owners", fate=NetworkFault.REQUEST_LOST)
     report = sibling.recover()
     assert {finding.action for finding in report.findings} == {Action.PENDING}
     assert not store.tombstones

@@ -23,7 +23,7 @@ from tm.log.factory import open_log
 from tm.recovery import Action
 from tm.sequences import AHEAD
 from xa import Code
-from xabridge.testing.reference import DecidingStore, Fate
+from xabridge.testing.reference import DecidingStore, NetworkFault
 
 RUN_OUT: Final = "UPDATE xabridge_node SET lease_until = 0"
 KINDS: Final = ("file", "sqlite", "postgresql", "decider", "database that decides")
@@ -130,7 +130,7 @@ class Older:
 
     def left_in_doubt(self) -> Transaction:
         """It is decided, and `b` did not hear of that; then its process dies."""
-        self.shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+        self.shop["b"].script.plan("commit", None, NetworkFault.REQUEST_LOST, times=3)
         with pytest.raises(OutcomeUnknown, match="is durable"), self.shop.tm.begin() as tx:
             for name in "ab":
                 tx[name].write("late", 1)

@@ -18,7 +18,7 @@ from tm.recovery.ports import Decisions, Scanned
 from tm.recovery.recovery_pass import recover
 from tm.recovery.service import pause_after
 from tm.two_phase.ports import Answer
-from tm.two_phase.return_codes import MEANING, Meaning, Verb
+from tm.two_phase.return_codes import MEANING, AnswerMeaning, Verb
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 from xa.coroutines import drive
 from xa.outcome_notes import BranchOutcome
@@ -414,14 +414,14 @@ def test_every_answer_to_what_recovery_asks(verb: Verb, code: Code) -> None:
         one.logged(DECISION)
     one.answers[verb, A] = code
     report = one.run()
-    agreed = Meaning.HEUR_COMMITTED if verb is Verb.COMMIT_AGAIN else Meaning.HEUR_ROLLED_BACK
+    agreed = AnswerMeaning.HEUR_COMMITTED if verb is Verb.COMMIT_AGAIN else AnswerMeaning.HEUR_ROLLED_BACK
     meaning = MEANING[verb][code]
     asked = [*ORDER, f"{verb.value}: a1"]
-    if meaning is Meaning.DONE:
+    if meaning is AnswerMeaning.DONE:
         expected = Action.COMMITTED if verb is Verb.COMMIT_AGAIN else Action.ROLLED_BACK
         if code is Code.XAER_NOTA:
             expected = Action.GONE if verb is Verb.ROLLBACK else Action.NOT_THERE
-    elif meaning is Meaning.LATER:
+    elif meaning is AnswerMeaning.LATER:
         expected = Action.PENDING
     elif meaning is agreed:
         expected = Action.FORGOTTEN

@@ -10,7 +10,7 @@ from tests.tm.shop import Shop
 from tm import ProtocolMisuse, RolledBack
 from xa import NULL_XID, TMJOIN, TMREGISTER, TMUSEASYNC, AxCode, ThreadOfControl, entered
 from xa.state_tables import BranchState
-from xabridge.testing.reference import Fate, KeyLocked
+from xabridge.testing.reference import KeyLocked, NetworkFault
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_it_takes_part_with_its_first_work_only(dynamic: Shop) -> None:
 
 
 def test_without_work_it_is_asked_nothing_and_with_work_it_is_rolled_back_with_the_rest(dynamic: Shop) -> None:
-    dynamic["a"].script.plan("prepare", None, Fate.REQUEST_LOST)
+    dynamic["a"].script.plan("prepare", None, NetworkFault.REQUEST_LOST)
     with dynamic.tm.begin() as tx:
         assert tx["a"] is not None
         tx["b"].write("k", 1)

@@ -34,7 +34,7 @@ from tm.telemetry.recorder import Recorder
 from tm.transaction import live_of
 from xa import TMREGISTER, TMUSEASYNC, Code
 from xabridge.testing.ports import free_port
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 ROOT = Path(__file__).parents[3]
 
@@ -160,7 +160,7 @@ def test_what_is_rolled_back(both: TwoResources, exported: Exported, vote: Code 
 
 
 def test_in_doubt_until_recovery_has_finished_it(both: TwoResources, exported: Exported) -> None:
-    both.two.script.plan("commit", fate=Fate.REQUEST_LOST, times=3)
+    both.two.script.plan("commit", fate=NetworkFault.REQUEST_LOST, times=3)
     with pytest.raises(OutcomeUnknown):
         transact(both)
     assert exported.value("transactions.completed", outcome="unknown") == 1
@@ -180,7 +180,7 @@ def test_in_doubt_until_recovery_has_finished_it(both: TwoResources, exported: E
 def test_in_doubt_while_a_rollback_could_not_be_told(both: TwoResources, exported: Exported) -> None:
     """Nothing of it is in the log, and its resource manager can't be scanned."""
     both.fault = "full"
-    both.two.script.plan("rollback", fate=Fate.REQUEST_LOST)
+    both.two.script.plan("rollback", fate=NetworkFault.REQUEST_LOST)
     with pytest.raises(RolledBack):
         transact(both)
     both.two.partition()
@@ -291,7 +291,7 @@ def test_spans_of_a_commit(both: TwoResources, exported: Exported) -> None:
 def test_outcomes_of_branches(
     both: TwoResources, exported: Exported, verb: str, code: Code | None, outcomes: tuple[str, str], failed: bool
 ) -> None:
-    fate = Fate.ARRIVES if code is not None else Fate.REQUEST_LOST
+    fate = NetworkFault.ARRIVES if code is not None else NetworkFault.REQUEST_LOST
     both.two.script.plan(verb, code, fate, times=1 if code is not None else 3)
     with pytest.raises(TransactionError):
         transact(both)

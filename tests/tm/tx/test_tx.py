@@ -35,7 +35,7 @@ from tm.tx.codes import (
 from tm.tx.states import CHAINED, IN_TRANSACTION, TX, TxState, TxVerb
 from xa import FORMAT_ID, NULL_XID, TMREGISTER, TMUSEASYNC, AxCode, Code, Xid
 from xa.machine import advance
-from xabridge.testing.reference import Fate
+from xabridge.testing.reference import NetworkFault
 
 OK, REFUSED = TxCode.TX_OK, TxCode.TX_PROTOCOL_ERROR
 COMPLETED, LOGGED = CommitReturn.TX_COMMIT_COMPLETED, CommitReturn.TX_COMMIT_DECISION_LOGGED
@@ -135,7 +135,7 @@ def full(both: TwoResources) -> None:
 
 
 def commit_lost(both: TwoResources) -> None:
-    both.two.script.plan("commit", fate=Fate.REQUEST_LOST, times=3)
+    both.two.script.plan("commit", fate=NetworkFault.REQUEST_LOST, times=3)
 
 
 OUTCOMES = [
@@ -198,7 +198,7 @@ def test_one_resource_whose_reply_is_lost() -> None:
         tx = TxInterface(both.manager)
         bring_to(tx, TxState.S3)
         both.manager["one"].write("key", "value")
-        both.one.script.plan("commit", fate=Fate.REPLY_LOST)
+        both.one.script.plan("commit", fate=NetworkFault.REPLY_LOST)
         assert tx.tx_commit() is TxCode.TX_HAZARD
         assert both.one.data == {"key": "value"}
         assert state_of(tx) is TxState.S1

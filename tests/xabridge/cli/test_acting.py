@@ -14,7 +14,7 @@ from tm.log import Branch, FileLog, Heuristic, read_log
 from xa import Code, Xid
 from xa.state_tables import BranchState
 from xabridge.testing.contract.client import case
-from xabridge.testing.reference import Fate, ReferenceResource
+from xabridge.testing.reference import NetworkFault, ReferenceResource
 
 
 def decided(field: Field) -> bytes:
@@ -191,8 +191,8 @@ def test_when_it_is_not_done_the_note_goes(field: Field, xabridge: Xabridge) -> 
     assert (noted(field), data(field)) == ([], set())
 
 
-@pytest.mark.parametrize("fate", [Fate.REQUEST_LOST, Fate.REPLY_LOST])
-def test_when_nobody_knows_the_note_stays(field: Field, xabridge: Xabridge, fate: Fate) -> None:
+@pytest.mark.parametrize("fate", [NetworkFault.REQUEST_LOST, NetworkFault.REPLY_LOST])
+def test_when_nobody_knows_the_note_stays(field: Field, xabridge: Xabridge, fate: NetworkFault) -> None:
     decided(field)
     field.stores["shop"].script.plan("rollback", fate=fate)
     said = xabridge("recover", "rollback", NAME, "--on", "shop", "--heuristic", "--yes")

@@ -21,7 +21,7 @@ from tm.recovery.report import Action, Finding, Report
 from xa import FORMAT_ID, TMSUCCESS, Code, Gtrid, Owner, Xid
 from xa.state_tables import BranchState
 from xabridge.operations.recovery_pass import report_lines
-from xabridge.testing.reference import Fate, ReferenceDecider
+from xabridge.testing.reference import NetworkFault, ReferenceDecider
 
 
 def fill(field: Field) -> None:
@@ -162,7 +162,7 @@ def test_what_stays_in_doubt(field: Field, xabridge: Xabridge) -> None:
     said = xabridge("recover", "run")
     assert said.code == 3
     assert "still in doubt on shop: decided to commit; " in said.out
-    field.stores["shop"].script.plan("commit", fate=Fate.REPLY_LOST)
+    field.stores["shop"].script.plan("commit", fate=NetworkFault.REPLY_LOST)
     assert xabridge("recover", "run").code == 3
     assert xabridge("recover", "run").code == 0
     assert field.stores["shop"].data == {"b": True}

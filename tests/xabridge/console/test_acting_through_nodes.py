@@ -222,7 +222,7 @@ def test_a_lost_answer_is_asked_for_again(
         told = really(self, path, asked)
         posted.append(path)
         if posted.count("/node/act") == 1 and path == "/node/act":
-            raise nodes._Lost("the connection was cut")
+            raise nodes._AnswerLost("the connection was cut")
         return told
 
     monkeypatch.setattr(NodeLink, "_post", lost)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tm import TransactionManager
-from xabridge.demo.shop import ORDERS, Audit, Gauge, Order, Shop, WorkerProcess, orders_from, place
+from xabridge.demo.shop import ORDERS, Audit, Order, Shop, ShopProbe, WorkerProcess, orders_from, place
 from xabridge.demo.shop.orders import TABLE, engine_of, open_books
 from xabridge.demo.shop.shop import BRANCH_TIMEOUT_S
 from xabridge.testing.broker import BrokerProcess
@@ -32,7 +32,7 @@ class Stand:
         self.front = TransactionManager("front", f"file://{folder}/front", {"broker": self.shop.broker})
         config = self.shop.configure(folder / "worker.toml", "worker", folder / "log")
         self.worker = WorkerProcess(config, workers=3, batch=4)
-        self.gauge = Gauge(self.shop)
+        self.gauge = ShopProbe(self.shop)
         self.audit = Audit(self.shop, self.front)
         self.orders = list(islice(orders_from(7), COUNT))
 

@@ -13,7 +13,7 @@ import pytest
 from tests.memory_folder import tmp_path  # noqa: F401 — files of SQLite are in memory, too
 from tests.rabbitmq import RabbitMQ
 from tests.rabbitmq import installed as rabbitmq_installed
-from xabridge.outbox import BrokerAway, OutboxStore, Outgoing, Refusal, Sent
+from xabridge.outbox import BrokerAway, OutboxStore, OutgoingMessage, PublishResult, Refusal
 
 PATIENCE_S = 300.0
 
@@ -73,9 +73,9 @@ class MemoryBroker:
     """A `Publisher` that keeps what it was sent. `judge` says of a message why it is refused, or None; BrokerAway
     raised by it breaks the connection there."""
 
-    def __init__(self, judge: Callable[[Outgoing], Refusal | None] = lambda _: None) -> None:
+    def __init__(self, judge: Callable[[OutgoingMessage], Refusal | None] = lambda _: None) -> None:
         self.judge = judge
-        self.arrived: list[Outgoing] = []
+        self.arrived: list[OutgoingMessage] = []
         self.together: list[int] = []
         self.is_away = False
 
@@ -88,9 +88,9 @@ class MemoryBroker:
         if self.is_away:
             raise BrokerAway("it is away")
 
-    def send(self, messages: Sequence[Outgoing], deadline: float) -> Sent:
+    def send(self, messages: Sequence[OutgoingMessage], deadline: float) -> PublishResult:
         assert deadline > time.monotonic() - 60
-        sent = Sent()
+        sent = PublishResult()
         self.together.append(len(messages))
         for message in messages:
             try:

@@ -14,7 +14,7 @@ from typing import Any
 import amqp
 from sqlalchemy import Engine, event, text
 
-from xabridge.outbox import Inbox, OutboxStore, Outgoing, Relay, Sent
+from xabridge.outbox import Inbox, OutboxStore, OutgoingMessage, PublishResult, Relay
 from xabridge.outbox.rabbitmq import RabbitPublisher
 
 
@@ -43,7 +43,7 @@ class Killed(RabbitPublisher):
         super().__init__(url)
         self._step = step
 
-    def send(self, messages: Sequence[Outgoing], deadline: float) -> Sent:
+    def send(self, messages: Sequence[OutgoingMessage], deadline: float) -> PublishResult:
         self._step()
         sent = super().send(messages, deadline)
         self._step()

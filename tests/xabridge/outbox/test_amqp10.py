@@ -12,7 +12,7 @@ from dtx.broker.settings import Limits, QueueSettings, Settings
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tm import ResourceConfig
 from xabridge import Message, TransactionManager
-from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Outgoing, Relay, RelaySettings
+from xabridge.outbox import BrokerAway, Outbox, OutboxStore, OutgoingMessage, Relay, RelaySettings
 from xabridge.outbox.amqp10 import Amqp10Publisher
 from xabridge.outbox.relay import publisher_for
 
@@ -64,7 +64,7 @@ def test_a_broker_that_is_not_there() -> None:
 def test_more_addresses_than_links(broker: EmbeddedBroker) -> None:
     publisher = Amqp10Publisher(f"amqp://{broker.address}")
     publisher.open()
-    outgoing = [Outgoing(n, f"q-{n}", Message(n)) for n in range(150)]
+    outgoing = [OutgoingMessage(n, f"q-{n}", Message(n)) for n in range(150)]
     assert publisher.send(outgoing, time.monotonic() + 30).confirmed == set(range(150))
     publisher.close()
 
@@ -73,7 +73,7 @@ def test_a_message_that_is_too_long_is_refused_for_good_and_the_rest_arrives(tmp
     broker = EmbeddedBroker(tmp_path, settings=Settings(limits=Limits(message_octets=10_000)))
     publisher = Amqp10Publisher(f"amqp://{broker.address}")
     publisher.open()
-    outgoing = [Outgoing(n, "orders", Message(bytes(20_000) if n == 1 else n)) for n in range(4)]
+    outgoing = [OutgoingMessage(n, "orders", Message(bytes(20_000) if n == 1 else n)) for n in range(4)]
     sent = publisher.send(outgoing, time.monotonic() + 30)
     assert sent.confirmed == {0, 2, 3}
     assert sent.refused[1].final
@@ -85,7 +85,7 @@ def test_a_full_queue_refuses_or_waits(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path, settings=Settings(queue_defaults=QueueSettings(max_depth=2)))
     publisher = Amqp10Publisher(f"amqp://{broker.address}")
     publisher.open()
-    sent = publisher.send([Outgoing(n, "orders", Message(n)) for n in range(5)], time.monotonic() + 1)
+    sent = publisher.send([OutgoingMessage(n, "orders", Message(n)) for n in range(5)], time.monotonic() + 1)
     assert len(sent.confirmed) == 2
     assert sent.away is not None or len(sent.refused) == 3
     publisher.close()

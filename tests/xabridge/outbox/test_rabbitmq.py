@@ -23,7 +23,7 @@ from tests.rabbitmq import RabbitMQ
 from tests.test_lying_servers import all_at_once
 from tests.waiting import until
 from xabridge import Message
-from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Outgoing, Relay, RelaySettings
+from xabridge.outbox import BrokerAway, Outbox, OutboxStore, OutgoingMessage, Relay, RelaySettings
 from xabridge.outbox.rabbitmq import RabbitPublisher, RabbitSettings, Unsendable, place, properties
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outbox"), pytest.mark.timeout(600)]
@@ -60,7 +60,7 @@ def url(tmp_path: Path) -> str:
 
 def send(publisher: RabbitPublisher, *messages: tuple[str, Message]) -> Any:
     """Sends these, with numbers from 0."""
-    outgoing = [Outgoing(number, to, message) for number, (to, message) in enumerate(messages)]
+    outgoing = [OutgoingMessage(number, to, message) for number, (to, message) in enumerate(messages)]
     return publisher.send(outgoing, time.monotonic() + 30)
 
 
@@ -213,7 +213,9 @@ def test_confirmations_of_a_server_that_lies(rabbitmq: RabbitMQ) -> None:
                 publisher = RabbitPublisher(f"amqp091://guest:guest@127.0.0.1:{server.port}", connect_s=2)
                 publisher.open()
                 server.lie(lie)
-                sent = publisher.send([Outgoing(1, "/exchanges/amq.fanout/k", Message("x"))], time.monotonic() + 0.5)
+                sent = publisher.send(
+                    [OutgoingMessage(1, "/exchanges/amq.fanout/k", Message("x"))], time.monotonic() + 0.5
+                )
                 assert (sent.confirmed, sent.refused) == (set(), {})
                 assert sent.away
                 publisher.close()

@@ -15,7 +15,7 @@ from tests.tm.shop import Clock
 from tests.waiting import until
 from tests.xabridge.outbox.conftest import MemoryBroker
 from xabridge import Message
-from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Outgoing, Refusal, Relay, RelaySettings
+from xabridge.outbox import BrokerAway, Outbox, OutboxStore, OutgoingMessage, Refusal, Relay, RelaySettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outbox")]
 in_a_file = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
@@ -127,7 +127,7 @@ def test_while_a_message_of_a_key_waits_for_its_next_attempt_the_key_waits(store
 
 @in_a_file
 def test_a_broker_that_goes_away_in_a_batch_keeps_what_it_has_confirmed(store: OutboxStore) -> None:
-    def judge(_: Outgoing) -> None:
+    def judge(_: OutgoingMessage) -> None:
         if len(broker.arrived) == 5:
             raise BrokerAway("cut")
 

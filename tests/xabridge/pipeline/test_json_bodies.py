@@ -14,7 +14,7 @@ import pytest
 from rm_amqp import Message
 from rm_amqp.message import encoded
 from xabridge.pipeline.core import Messages
-from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
+from xabridge.pipeline.core.task.message_decoder import MessageFilter, decode_messages
 from xabridge.pipeline.json_schema import ddl_of
 from xabridge.pipeline.spark.json_bodies import json_reader
 from xabridge.pipeline.spark.message_rows import batch_of
@@ -129,7 +129,7 @@ def test_a_value_that_does_not_fit_is_bad(name: str) -> None:
     """The reason says which field, is text itself, and is not Python's."""
     good = encoded(Message(b"{}", inferred=True))
     for literal in BAD[name]:
-        sorting = Sorting(body=json_reader(WIDE))
+        sorting = MessageFilter(body=json_reader(WIDE))
         bad = encoded(Message(f'{{"{name}": {literal}}}'.encode(), inferred=True))
         (messages,) = decode_messages([(None, one) for one in (good, bad, good)], 10, sorting)
         assert len(messages) == 2

@@ -10,7 +10,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, MapType, String
 from rm_amqp import Message
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import Messages
-from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
+from xabridge.pipeline.core.task.message_decoder import MessageFilter, decode_messages
 from xabridge.pipeline.spark.json_bodies import json_reader
 from xabridge.pipeline.spark.message_rows import batch_of, check_columns, columns_of, messages_of
 
@@ -88,7 +88,9 @@ def test_the_column_for_bad_messages() -> None:
     oops = pa.struct([("body", pa.binary()), ("reason", pa.string())])
     schema = pa.schema([("body", pa.struct([("n", pa.int32())])), ("oops", oops)])
     assert columns["oops"] == "struct<body:binary,reason:string>"
-    sorting = Sorting(body=json_reader(schema.field("body").type), keep=True, is_bad=lambda row: row["body"]["n"] == 3)
+    sorting = MessageFilter(
+        body=json_reader(schema.field("body").type), keep=True, is_bad=lambda row: row["body"]["n"] == 3
+    )
 
     sent = [b'{"n": 1}', b"no json", b'{"n": "x"}', b'{"n": 3}', None]
     octets = [Message(body, inferred=True).encode() if body else b"no message" for body in sent]

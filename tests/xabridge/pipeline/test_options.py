@@ -12,7 +12,7 @@ import pytest
 
 from tests.cases import each
 from xabridge.pipeline import PipelineError
-from xabridge.pipeline.core import AddressTarget, LakeTarget, Once, Shard, Source, TableTarget
+from xabridge.pipeline.core import AddressTarget, LakeTarget, OnceSettings, Shard, Source, TableTarget
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.options import TableRows, sink_options, source_options
 from xabridge.pipeline.routing import Routing
@@ -285,7 +285,7 @@ def test_the_configuration_names_log_and_resources(tmp_path: Path) -> None:
 
 def test_rows_that_are_written_once_have_a_column_and_a_table() -> None:
     given = {**BASE, "address": "alerts", "once": "message_id", "once_table": "shop:public.Alerts_once"}
-    assert sink_options(given).once == Once("message_id", TableTarget("shop", "public.alerts_once"))
+    assert sink_options(given).once == OnceSettings("message_id", TableTarget("shop", "public.alerts_once"))
     assert sink_options({**BASE, "address": "alerts"}).once is None
 
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from xabridge.console.console import Console
     from xabridge.console.sessions import Session
-    from xabridge.console.view import View
+    from xabridge.console.view import PageView
 
-    Page: TypeAlias = "Callable[[Console, Request, Session], Awaitable[View | Response]]"
+    Page: TypeAlias = "Callable[[Console, Request, Session], Awaitable[PageView | Response]]"
     OpenPage: TypeAlias = "Callable[[Console, Request], Awaitable[Response]]"
 
 _GET: Final = ["GET"]

@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from xabridge.console.brokers import RequestRefused
 from xabridge.console.change_job import LOOKED_AT, Job, Progress, Selection, count
 from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each
-from xabridge.console.view import View, address
+from xabridge.console.view import PageView, address
 from xabridge.operations import broker_changes
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _selection(fields: Mapping[str, str]) -> Selection:
     return Selection(fields.get("queue", ""), ids, group)
 
 
-async def preview(_console: Console, request: Request, session: Session) -> View:
+async def preview(_console: Console, request: Request, session: Session) -> PageView:
     """What it would do."""
     link, kind = link_of(request, session), _kind(request)
     fields = {name: ",".join(request.query_params.getlist(name)) for name in request.query_params}
@@ -72,7 +72,7 @@ async def preview(_console: Console, request: Request, session: Session) -> View
         "queues": await _names(link) if any(one.startswith("to") for one in kind.asks) else [],
         "back": _back(link.name, kind, fields),
     }
-    return View("preview.html", context)
+    return PageView("preview.html", context)
 
 
 async def _preview(link: BrokerLink, kind: Kind, fields: Mapping[str, str]) -> tuple[list[str], int, bool]:
@@ -177,12 +177,12 @@ def _job(request: Request, session: Session) -> Job:
     return found
 
 
-async def job(_console: Console, request: Request, session: Session) -> View:
+async def job(_console: Console, request: Request, session: Session) -> PageView:
     """How far it is."""
     found = _job(request, session)
     back = address(f"/b/{found.link.name}/queue", name=found.selection.queue)
     context = {"title": "Progress", "job": found, "back": back, "live": found.progress is Progress.RUNNING}
-    return View("job.html", context)
+    return PageView("job.html", context)
 
 
 async def stop(console: Console, request: Request, session: Session) -> Response:
@@ -194,8 +194,8 @@ async def stop(console: Console, request: Request, session: Session) -> Response
     return RedirectResponse(f"/jobs/{found.number}", 303)
 
 
-async def audit(_console: Console, request: Request, session: Session) -> View:
+async def audit(_console: Console, request: Request, session: Session) -> PageView:
     """Who has changed what, and when: a page of each broker's audit log, the newest first."""
     after = request.query_params.get("after", "")
     answers = await of_each(chosen(request, session), lambda link: link.ask("audit", after=after, count=AUDITED))
-    return View("audit.html", {"title": "Audit", "answers": answers, "size": AUDITED})
+    return PageView("audit.html", {"title": "Audit", "answers": answers, "size": AUDITED})

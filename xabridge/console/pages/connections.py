@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xabridge.console.brokers import RequestRefused
 from xabridge.console.pages.requests import chosen, link_of, of_each, page_of
-from xabridge.console.view import View
+from xabridge.console.view import PageView
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PAGE: Final = 50
 
 
-async def connections(_console: Console, request: Request, session: Session) -> View:
+async def connections(_console: Console, request: Request, session: Session) -> PageView:
     """All of them; `q` is a part of the user, the address, the container or the library."""
     wanted = request.query_params.get("q", "").lower()
     answers = await of_each(chosen(request, session), _all)
@@ -41,14 +41,14 @@ async def connections(_console: Console, request: Request, session: Session) -> 
         "troubles": [answer for answer in answers if answer.value is None],
         "live": True,
     }
-    return View("connections.html", context)
+    return PageView("connections.html", context)
 
 
 async def _all(link: BrokerLink) -> list[dict[str, Any]]:
     return await link.pages("connections", key="number")
 
 
-async def connection(_console: Console, request: Request, session: Session) -> View:
+async def connection(_console: Console, request: Request, session: Session) -> PageView:
     """One connection."""
     link = link_of(request, session)
     number = request.query_params.get("number", "")
@@ -61,4 +61,4 @@ async def connection(_console: Console, request: Request, session: Session) -> V
         "links": await link.ask("links", connection=number, count=200),
         "rights": await link.rights(),
     }
-    return View("connection.html", context)
+    return PageView("connection.html", context)

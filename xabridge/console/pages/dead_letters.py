@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from xabridge.console.brokers import BrokerProblem
 from xabridge.console.pages.messages import reason_of
 from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each
-from xabridge.console.view import View
+from xabridge.console.view import PageView
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -31,7 +31,7 @@ READ: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DeadLetterGroup:
     """Dead letters of one queue with the same reason and origin. `since`: of the latest."""
 
     queue: str
@@ -52,7 +52,7 @@ class Group:
 class Groups:
     """Of one broker. `total` is how many dead letters there are, `looked_at` how many of them are in groups."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[DeadLetterGroup, ...]
     total: int
     looked_at: int
     queues: tuple[dict[str, Any], ...]
@@ -66,7 +66,7 @@ async def groups_of(link: BrokerLink, most: int = 1000, only: str = "") -> Group
         if (one["name"] == only if only else one["depth"] and (one["dead-letters"] or one["for-dead-letters"]))
     ]
     queues.sort(key=lambda one: (-one["depth"], one["name"]))
-    groups: list[Group] = []
+    groups: list[DeadLetterGroup] = []
     looked = 0
 
     for one in queues[:QUEUES]:
@@ -80,24 +80,26 @@ async def groups_of(link: BrokerLink, most: int = 1000, only: str = "") -> Group
     return Groups(tuple(groups[:most]), sum(one["depth"] for one in queues), looked, tuple(queues))
 
 
-def _grouped(queue: str, letters: list[dict[str, Any]], *, more: bool) -> list[Group]:
+def _grouped(queue: str, letters: list[dict[str, Any]], *, more: bool) -> list[DeadLetterGroup]:
     counts: Counter[tuple[str, str]] = Counter()
     latest: dict[tuple[str, str], float | None] = {}
     for letter in letters:
         key = (letter["from"] or "", letter["why"] or "")
         counts[key] += 1
         latest[key] = letter["since"]
-    return [Group(queue, origin, why, count, latest[origin, why], more) for (origin, why), count in counts.items()]
+    return [
+        DeadLetterGroup(queue, origin, why, count, latest[origin, why], more) for (origin, why), count in counts.items()
+    ]
 
 
-async def dead_letters(_console: Console, request: Request, session: Session) -> View:
+async def dead_letters(_console: Console, request: Request, session: Session) -> PageView:
     """All groups."""
     only = request.query_params.get("queue", "")
     answers = await of_each(chosen(request, session), lambda link: groups_of(link, only=only))
-    return View("dead.html", {"title": "Dead letters", "answers": answers, "read": None, "only": only})
+    return PageView("dead.html", {"title": "Dead letters", "answers": answers, "read": None, "only": only})
 
 
-async def reasons(console: Console, request: Request, session: Session) -> View:
+async def reasons(console: Console, request: Request, session: Session) -> PageView:
     """Reads the first of a queue's dead letters, and groups them by exception and place."""
     link = link_of(request, session)
     fields = await checked_form(request, session)
@@ -124,4 +126,4 @@ async def reasons(console: Console, request: Request, session: Session) -> View:
         "count": sum(counts.values()),
     }
     answers = await of_each([link], lambda one: groups_of(one, only=queue))
-    return View("dead.html", {"title": "Dead letters", "answers": answers, "read": read, "only": queue})
+    return PageView("dead.html", {"title": "Dead letters", "answers": answers, "read": read, "only": queue})

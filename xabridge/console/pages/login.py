@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse
 from xabridge.console.brokers import BrokerLink, BrokerProblem, RequestRefused
 from xabridge.console.console import WAITING
 from xabridge.console.security import form_of
-from xabridge.console.view import View
+from xabridge.console.view import PageView
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -39,7 +39,7 @@ async def asked(console: Console, request: Request) -> Response:
 def _form(console: Console, request: Request, status: int, *, back: str, why: str = "", user: str = "") -> Response:
     before = secrets.token_urlsafe(24)
     context = {"why": why, "next": _inside(back), "user": user, "before": console.sign(before)}
-    response = console.render(request, None, View("login.html", context, status))
+    response = console.render(request, None, PageView("login.html", context, status))
     response.set_cookie(
         f"{console.cookie}-before", before, httponly=True, samesite="strict", secure=console.settings.secure
     )

@@ -13,7 +13,7 @@ from dtx.broker.management.messages import MAX_READ
 from rm_amqp.message import Message
 from xabridge.console.brokers import RequestRefused
 from xabridge.console.pages.requests import checked_form, link_of
-from xabridge.console.view import View
+from xabridge.console.view import PageView
 from xabridge.text import json_value
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ MOST: Final = 20_000
 """Characters of a body that are shown."""
 
 
-async def message(_console: Console, request: Request, session: Session) -> View:
+async def message(_console: Console, request: Request, session: Session) -> PageView:
     """The message without its content."""
     link = link_of(request, session)
     return await _shown(link, request.query_params.get("queue", ""), request.query_params.get("id", ""), None)
 
 
-async def read(console: Console, request: Request, session: Session) -> View:
+async def read(console: Console, request: Request, session: Session) -> PageView:
     """The message with its content."""
     link = link_of(request, session)
     fields = await checked_form(request, session)
@@ -44,7 +44,7 @@ async def read(console: Console, request: Request, session: Session) -> View:
     return await _shown(link, queue, number, message["octets"])
 
 
-async def _shown(link: BrokerLink, queue: str, number: str, content: bytes | None) -> View:
+async def _shown(link: BrokerLink, queue: str, number: str, content: bytes | None) -> PageView:
     found = await link.ask("messages", queue=queue, ids=number)
     if not found:
         raise RequestRefused(f"there is no message {number} in {queue} any more: somebody has taken it, or moved it")
@@ -58,7 +58,7 @@ async def _shown(link: BrokerLink, queue: str, number: str, content: bytes | Non
         "content": None if content is None else content_of(content),
         "rights": await link.rights(),
     }
-    return View("message.html", context)
+    return PageView("message.html", context)
 
 
 def content_of(octets: bytes) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from xabridge.console.brokers import BrokerProblem
 from xabridge.console.charts import PHASES, timeline
 from xabridge.console.pages.requests import BrokerReply, check_may_look
-from xabridge.console.view import View
+from xabridge.console.view import PageView
 from xabridge.text import took
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class NodeLine:
         return sum(one.rates.get(outcome, 0.0) for one in self.node.consumers) if self.node is not None else 0.0
 
 
-async def nodes(console: Console, request: Request, session: Session) -> View:
+async def nodes(console: Console, request: Request, session: Session) -> PageView:
     """All configured nodes. Who may look at the first broker may see them."""
     wanted = request.query_params.get("show", "")
     answers = await _answers(console, session)
@@ -73,7 +73,7 @@ async def nodes(console: Console, request: Request, session: Session) -> View:
         "took": took,
         "live": bool(console.nodes),
     }
-    return View("nodes.html", context)
+    return PageView("nodes.html", context)
 
 
 async def node_lines(console: Console, session: Session) -> list[NodeLine]:

@@ -13,7 +13,7 @@ from xabridge.console.pages.nodes import node_lines
 from xabridge.console.pages.pipelines import batches_under_way, seen_by, views_of
 from xabridge.console.pages.requests import of_each
 from xabridge.console.pages.transactions import survey_for
-from xabridge.console.view import View
+from xabridge.console.view import PageView
 from xabridge.operations.survey import DecisionKnowledge
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Listing(Generic[T]):
     why: str = ""
 
 
-async def overview(console: Console, _request: Request, session: Session) -> View:
+async def overview(console: Console, _request: Request, session: Session) -> PageView:
     """Asks everybody at once; one that is away costs the others nothing."""
     links = list(session.links.values())
     flows, dead, survey, nodes, pipelines = await asyncio.gather(
@@ -105,7 +105,7 @@ async def overview(console: Console, _request: Request, session: Session) -> Vie
         "silent": [answer.broker for answer in dead if answer.value is None],
         "live": True,
     }
-    return View("overview.html", context)
+    return PageView("overview.html", context)
 
 
 async def _survey(console: Console, session: Session) -> Survey | BrokerProblem:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from xa.open_string import OpenString
 from xabridge.console.brokers import BrokerProblem, RequestRefused
 from xabridge.console.pages.requests import check_may_look
-from xabridge.console.view import View
+from xabridge.console.view import PageView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -102,7 +102,7 @@ class PipelineView:
         return self.alive is False and bool(self.waiting)
 
 
-async def pipelines(console: Console, _request: Request, session: Session) -> View:
+async def pipelines(console: Console, _request: Request, session: Session) -> PageView:
     """All of them. Who may look at the first broker may see them."""
     try:
         found, trouble = await seen_by(console, session), ""
@@ -121,7 +121,7 @@ async def pipelines(console: Console, _request: Request, session: Session) -> Vi
         "looks": LOOKS,
         "live": console.pipelines.configured,
     }
-    return View("pipelines.html", context)
+    return PageView("pipelines.html", context)
 
 
 async def seen_by(console: Console, session: Session) -> tuple[PipelineStatus, ...]:

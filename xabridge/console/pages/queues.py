@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import RedirectResponse, Response
 
 from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each, page_of
-from xabridge.console.view import View, address
+from xabridge.console.view import PageView, address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ _ORDERS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
 }
 
 
-async def queues(console: Console, request: Request, session: Session) -> View:
+async def queues(console: Console, request: Request, session: Session) -> PageView:
     """Every queue of one broker, or of all; `q` is a part of the name."""
     wanted, by = request.query_params.get("q", ""), request.query_params.get("by", "name")
     answers = await of_each(chosen(request, session), lambda link: link.queues())
@@ -59,14 +59,14 @@ async def queues(console: Console, request: Request, session: Session) -> View:
         "may_create": [one.broker for one in await of_each(chosen(request, session), _may_manage) if one.value],
         "live": True,
     }
-    return View("queues.html", context)
+    return PageView("queues.html", context)
 
 
 async def _may_manage(link: BrokerLink) -> bool:
     return (await link.rights()).manage
 
 
-async def queue(console: Console, request: Request, session: Session) -> View:
+async def queue(console: Console, request: Request, session: Session) -> PageView:
     """One queue, with a page of its messages. Their content is not read."""
     link = link_of(request, session)
     name = request.query_params.get("name", "")
@@ -88,7 +88,7 @@ async def queue(console: Console, request: Request, session: Session) -> View:
         "line": console.histories[link.name].of(name),
         "live": True,
     }
-    return View("queue.html", context)
+    return PageView("queue.html", context)
 
 
 async def _messages(link: BrokerLink, request: Request, name: str) -> tuple[list[dict[str, Any]], str, bool]:

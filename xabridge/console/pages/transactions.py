@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from xabridge.console.brokers import BrokerProblem, BrokerUnreachable, RequestRefused, ResultUnknown
 from xabridge.console.in_doubt import HERE, together
 from xabridge.console.pages.requests import BrokerReply, checked_form, of_each, page_of
-from xabridge.console.view import View
+from xabridge.console.view import PageView
 from xabridge.operations.branch_completion import Act
 from xabridge.operations.recovery_pass import would
 from xabridge.operations.service import END, RECOVER, OperatorRequest
@@ -102,7 +102,7 @@ def _node(console: Console, name: str) -> NodeLink:
     return found
 
 
-async def transactions(console: Console, request: Request, session: Session) -> View:
+async def transactions(console: Console, request: Request, session: Session) -> PageView:
     """All that are in doubt, the oldest first; and work that brokers have not prepared yet."""
     doubts = await doubts_for(console, session)
     found = doubts.survey
@@ -121,7 +121,7 @@ async def transactions(console: Console, request: Request, session: Session) -> 
         "working": await of_each(list(session.links.values()), _working),
         "live": True,
     }
-    return View("transactions.html", context)
+    return PageView("transactions.html", context)
 
 
 async def _places(console: Console, session: Session, doubts: InDoubtOverview) -> list[str]:
@@ -136,7 +136,7 @@ async def _working(link: BrokerLink) -> dict[str, Any]:
     return {"branches": working[:PAGE], "count": len(working), "manage": (await link.rights()).manage}
 
 
-async def transaction(console: Console, request: Request, session: Session) -> View:
+async def transaction(console: Console, request: Request, session: Session) -> PageView:
     """One transaction with everything that is known of it."""
     doubts = await doubts_for(console, session)
     found = doubts.survey
@@ -158,7 +158,7 @@ async def transaction(console: Console, request: Request, session: Session) -> V
         "may_not": await may_act(console, session, place),
         "live": True,
     }
-    return View("transaction.html", context)
+    return PageView("transaction.html", context)
 
 
 def _view(found: Survey, name: str) -> TransactionView:
@@ -189,7 +189,7 @@ def _gone(view: TransactionView) -> tuple[str, ...]:
     return tuple(dict.fromkeys(branch.resource for branch in view.in_doubt if not branch.configured))
 
 
-async def choice(console: Console, request: Request, session: Session) -> View:
+async def choice(console: Console, request: Request, session: Session) -> PageView:
     """What an act would do."""
     asked = request.query_params
     place, doing, name, on = (asked.get(key, "") for key in ("at", "act", "name", "on"))
@@ -206,7 +206,7 @@ def _wanted(doing: str, name: str, on: str, gone: tuple[str, ...]) -> OperatorRe
     return OperatorRequest(doing, name, (on,) if on else (), gone)
 
 
-async def _choice(console: Console, session: Session, place: str, wanted: OperatorRequest, why: str) -> View:
+async def _choice(console: Console, session: Session, place: str, wanted: OperatorRequest, why: str) -> PageView:
     await _check_right(console, session, place)
     chosen, ticket = await _chosen(console, place, wanted)
     if chosen.view is None:
@@ -221,7 +221,7 @@ async def _choice(console: Console, session: Session, place: str, wanted: Operat
         "view": chosen.view,
         "why": why,
     }
-    return View("choice.html", context)
+    return PageView("choice.html", context)
 
 
 async def _chosen(console: Console, place: str, wanted: OperatorRequest) -> tuple[Choice, str]:
@@ -236,7 +236,7 @@ async def _check_right(console: Console, session: Session, place: str) -> None:
         raise RequestRefused(why, right=True)
 
 
-async def act(console: Console, request: Request, session: Session) -> View | Response:
+async def act(console: Console, request: Request, session: Session) -> PageView | Response:
     """Does it, if it is still what was shown."""
     fields = await checked_form(request, session)
     place = fields.get("at", HERE)
@@ -287,20 +287,20 @@ async def _carried_out(
     return said
 
 
-async def expected(console: Console, request: Request, session: Session) -> View:
+async def expected(console: Console, request: Request, session: Session) -> PageView:
     """What a recovery pass would do."""
     place = request.query_params.get("at", HERE)
     await _check_right(console, session, place)
     chosen, ticket = await _chosen(console, place, OperatorRequest(RECOVER))
     context = {"title": "Recovery pass", "lines": chosen.told, "done": False, "at": place, "ticket": ticket}
-    return View("recover.html", context)
+    return PageView("recover.html", context)
 
 
-async def recover(console: Console, request: Request, session: Session) -> View:
+async def recover(console: Console, request: Request, session: Session) -> PageView:
     """Makes a recovery pass."""
     fields = await checked_form(request, session)
     place = fields.get("at", HERE)
     await _check_right(console, session, place)
     said = await _carried_out(console, session, place, OperatorRequest(RECOVER), fields)
     lines = [one.text for one in said]
-    return View("recover.html", {"title": "Recovery pass", "lines": lines, "done": True, "at": place, "ticket": ""})
+    return PageView("recover.html", {"title": "Recovery pass", "lines": lines, "done": True, "at": place, "ticket": ""})

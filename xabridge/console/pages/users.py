@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from dtx.broker.access.credentials import CredentialsError, user_name, verifier_of
 from xabridge.console.brokers import RequestRefused
 from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each
-from xabridge.console.view import View, address
+from xabridge.console.view import PageView, address
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -23,10 +23,10 @@ PATTERNS: Final = ("consume", "produce", "create")
 FLAGS: Final = ("view", "manage", "read_payload")
 
 
-async def users(_console: Console, request: Request, session: Session) -> View:
+async def users(_console: Console, request: Request, session: Session) -> PageView:
     """All names that have a password or permissions."""
     answers = await of_each(chosen(request, session), _all)
-    return View("users.html", {"title": "Users", "answers": answers})
+    return PageView("users.html", {"title": "Users", "answers": answers})
 
 
 async def _all(link: BrokerLink) -> dict[str, Any]:
@@ -43,13 +43,13 @@ def _read(user: dict[str, Any]) -> dict[str, Any]:
     return {**user, "rule": rule, "words": words}
 
 
-async def user(_console: Console, request: Request, session: Session) -> View:
+async def user(_console: Console, request: Request, session: Session) -> PageView:
     """One name; a new one if it is not known."""
     link = link_of(request, session)
     name = request.query_params.get("name", "")
     found = next((one for one in (await _all(link))["users"] if one["name"] == name), None)
     context = {"title": name or "New user", "name": name, "user": found, "rights": await link.rights()}
-    return View("user.html", context)
+    return PageView("user.html", context)
 
 
 async def set_password(console: Console, request: Request, session: Session) -> Response:

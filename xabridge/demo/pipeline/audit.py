@@ -36,7 +36,7 @@ class Figures:
     in_doubt: int = 0
 
 
-class Gauge:
+class PipelineProbe:
     """Looks at broker and database again and again."""
 
     def __init__(self, servers: PipelineServers) -> None:
@@ -59,7 +59,7 @@ class Gauge:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class PipelineAudit:
     """The result of an audit: each of the three results beside what it has to be. `waiting`: orders still in the
     queue."""
 
@@ -83,7 +83,7 @@ class Proof:
         return {"exact": self.exact, **asdict(self)}
 
 
-def prove(servers: PipelineServers, placed: Sequence[Order], in_doubt: int) -> Proof:
+def prove(servers: PipelineServers, placed: Sequence[Order], in_doubt: int) -> PipelineAudit:
     """Compares what was placed with what there is; nothing may be at work. The alerts are taken."""
     with psycopg.connect(servers.database) as database:
         rows = [Order(*row) for row in database.execute(_ENRICHED)]
@@ -99,7 +99,7 @@ def prove(servers: PipelineServers, placed: Sequence[Order], in_doubt: int) -> P
         broker.close("", RMID, TMNOFLAGS)
 
     wanted, large = revenue_of(placed), [order.number for order in placed if order.large]
-    return Proof(
+    return PipelineAudit(
         len(placed),
         len(rows),
         len(large),

@@ -21,7 +21,7 @@ import psycopg
 
 from xabridge.demo.command import EXIT_USAGE, EXIT_WRONG, FolderInUse, scratch
 from xabridge.demo.display import Display
-from xabridge.demo.pipeline.audit import Gauge, prove
+from xabridge.demo.pipeline.audit import PipelineProbe, prove
 from xabridge.demo.pipeline.cluster import Cluster
 from xabridge.demo.pipeline.driver import Driver
 from xabridge.demo.pipeline.orders import ORDERS, TABLES, orders_from
@@ -34,7 +34,7 @@ from xabridge.text import several
 if TYPE_CHECKING:
     import argparse
 
-    from xabridge.demo.pipeline.audit import Figures, Proof
+    from xabridge.demo.pipeline.audit import Figures, PipelineAudit
 
 SUMMARY: Final = "run orders through a pipeline on Spark, whose driver is killed on the way"
 SEED: Final = 1
@@ -130,7 +130,7 @@ class Demo:
         config.write_text(CONFIG.format(**facts), encoding="utf-8")
         self._driver = Driver(config, folder / "checkpoint", max(self._count // BATCHES, 1), master)
         stack.callback(self._driver.kill)
-        self._gauge = Gauge(self._servers)
+        self._gauge = PipelineProbe(self._servers)
         stack.callback(self._gauge.close)
 
     def run(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class Demo:
         counts = f"rows {figures.rows:,}/{self._count:,} alerts {figures.alerts:,} in doubt {figures.in_doubt}"
         self._display.show(figures.rows / self._count, counts)
 
-    def _tell(self, proof: Proof, seconds: float) -> None:
+    def _tell(self, proof: PipelineAudit, seconds: float) -> None:
         say = self._display.say
         if proof.exact:
             say("  every order once as a row, in the revenue of its window, and as an alert")

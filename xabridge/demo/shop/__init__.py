@@ -5,7 +5,7 @@ puts orders into the queue, `python -m xabridge.demo.shop` turns them into rows 
 three.
 """
 
-from xabridge.demo.shop.audit import Audit, Figures, Gauge
+from xabridge.demo.shop.audit import Audit, Figures, ShopProbe
 from xabridge.demo.shop.embedded_servers import EmbeddedServers
 from xabridge.demo.shop.orders import INVOICES, ORDERS, Order, handle, orders_from, place
 from xabridge.demo.shop.shop import Shop
@@ -19,10 +19,10 @@ __all__ = [
     "EmbeddedPostgres",
     "EmbeddedServers",
     "Figures",
-    "Gauge",
     "Order",
     "PostgresMissing",
     "Shop",
+    "ShopProbe",
     "WorkerProcess",
     "handle",
     "orders_from",

@@ -45,7 +45,7 @@ class Figures:
         return f"rows {self.rows:,}/{orders:,} invoices {self.invoices:,} in doubt {self.in_doubt}"
 
 
-class Gauge:
+class ShopProbe:
     """Looks at a shop again and again, whether its broker and its database are there or not."""
 
     def __init__(self, shop: Shop) -> None:
@@ -101,7 +101,7 @@ def _place(url: str) -> tuple[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class ShopAudit:
     """The result of an audit. `lost`: neither row nor invoice, and not in the queue either; `split`: one without the
     other; `duplicated`: a row or an invoice too many, or in the queue as well."""
 
@@ -136,7 +136,7 @@ class Audit:
         self._shop = shop
         self._manager = manager
 
-    def prove(self, placed: Iterable[Order], in_doubt: int) -> Proof:
+    def prove(self, placed: Iterable[Order], in_doubt: int) -> ShopAudit:
         """Whether the orders that were placed are rows and invoices, each once, and what else there is; `in_doubt` is
         how many branches still are. Nothing may be at work."""
         orders = list(placed)
@@ -146,7 +146,7 @@ class Audit:
         split = sum(min(as_row[order], 1) != min(as_invoice[order], 1) for order in orders)
 
         lost = sum(not as_row[order] and not as_invoice[order] and not as_order[order] for order in orders)
-        return Proof(
+        return ShopAudit(
             len(orders),
             len(waiting),
             len(rows),

@@ -141,7 +141,7 @@ class AddressTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Once:
+class OnceSettings:
     """Rows are written once: `column` identifies a row, and the table `values` has the values of the rows that were
     written (a key and an update it has none)."""
 

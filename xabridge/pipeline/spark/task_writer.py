@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from xabridge.pipeline.core import AddressTarget, Once, Settings, SinkPlan, TableTarget
+    from xabridge.pipeline.core import AddressTarget, OnceSettings, Settings, SinkPlan, TableTarget
     from xabridge.pipeline.core.task.sink_task import SinkTask
     from xabridge.pipeline.options import SinkOptions
     from xabridge.pipeline.routing import Routing
@@ -46,7 +46,7 @@ class SinkLayout:
 
     tables: Routing[TableRows]
     addresses: Routing[AddressTarget]
-    once: Once | None = None
+    once: OnceSettings | None = None
     """Which rows are left out because they were written before."""
 
 
@@ -63,7 +63,7 @@ def layout(options: SinkOptions, rows: Mapping[str, str]) -> SinkLayout:
     return SinkLayout(options.tables.with_targets(tables), options.addresses, _remembered(options, rows))
 
 
-def _remembered(options: SinkOptions, rows: Mapping[str, str]) -> Once | None:
+def _remembered(options: SinkOptions, rows: Mapping[str, str]) -> OnceSettings | None:
     """What identifies a row; its table is there afterwards."""
     once = options.once
     if once is None:
@@ -262,7 +262,7 @@ class TaskWriter:
             task.write_csv(table.target, table.columns, octets, len(rows))
 
 
-def first_ones(task: SinkTask, batch: pa.RecordBatch, once: Once) -> pa.RecordBatch:
+def first_ones(task: SinkTask, batch: pa.RecordBatch, once: OnceSettings) -> pa.RecordBatch:
     """The rows of `batch` that were not written before, one of each value. BatchRefused: a row has no value."""
     column = batch.column(once.column)
     if column.null_count:

@@ -19,7 +19,7 @@ from xa.errors import EXCEPTIONS, xa_error
 from xa.flags import TMREGISTER, TMUSEASYNC
 from xa.switch import Switch
 from xa.threads_of_control import thread_of_control
-from xabridge.testing.reference.script import Fate
+from xabridge.testing.reference.script import NetworkFault
 from xabridge.testing.reference.server import BRANCH_NONE, LOST, OK, Association, Branch
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _calling() -> Control:
     return ref(thread_of_control())
 
 
-class Effect(Protocol):
+class ServerRequest(Protocol):
     """A request at the server, with the scripted answer or, with None, its own."""
 
     def __call__(self, *, answer: Code | None) -> Code: ...
@@ -86,7 +86,7 @@ def answer_only(*, answer: Code | None) -> Code:
     return OK if answer is None else answer
 
 
-class Flight:
+class RequestInFlight:
     """A request that was sent and has not arrived. `code` is its answer, which may reach no caller.
 
     `associations` are those of the connection that was lost behind it: they are lost after its effect."""
@@ -126,7 +126,7 @@ class Reply:
         control: Control,
         verb: str,
         branch: Branch,
-        outcome: Code | Flight,
+        outcome: Code | RequestInFlight,
     ) -> None:
         self._driver = driver
         self._verb = verb
@@ -136,14 +136,14 @@ class Reply:
 
     def ready(self) -> bool:
         outcome = self.outcome
-        return not isinstance(outcome, Flight) or outcome.code is not None
+        return not isinstance(outcome, RequestInFlight) or outcome.code is not None
 
     def result(self) -> Code:
         """A delayed request arrives while somebody waits for it, unless the server can't be reached."""
         driver, store = self._driver, self._driver.store
         with store.lock:
             outcome = self.outcome
-            if isinstance(outcome, Flight):
+            if isinstance(outcome, RequestInFlight):
                 if outcome.code is None:
                     store.arrive(outcome)
                 outcome = LOST if outcome.code is None else outcome.code
@@ -271,7 +271,7 @@ class ReferenceDriver(Driver[Association]):
         self, verb: str, xid: Xid, effect: Callable[[Branch, Code | None], Code], later: bool
     ) -> Code | Pending:
         store = self.store
-        outcome: Code | Flight
+        outcome: Code | RequestInFlight
         with store.lock:
             branch = store.known.get(xid) or Branch(xid)
             if store.script.plans or not store.reachable:
@@ -357,20 +357,22 @@ class ReferenceDriver(Driver[Association]):
     # --- requests and replies -----------------------------------------------------------------------------------
     # Everything here is called with the store's lock held.
 
-    def _send(self, verb: str, branch: Branch | None, effect: Effect, association: Association | None = None) -> Code:
+    def _send(
+        self, verb: str, branch: Branch | None, effect: ServerRequest, association: Association | None = None
+    ) -> Code:
         """The request goes out, with everything that can happen to it; its answer, raised where it is an error."""
         return self._answer_of(verb, branch, self._disturbed(verb, branch, effect, association, later=False))
 
-    def _answer_of(self, verb: str, branch: Branch | None, outcome: Code | Flight) -> Code:
-        if isinstance(outcome, Flight):  # only a request whose answer may come later is delayed
+    def _answer_of(self, verb: str, branch: Branch | None, outcome: Code | RequestInFlight) -> Code:
+        if isinstance(outcome, RequestInFlight):  # only a request whose answer may come later is delayed
             raise TypeError(f"{verb} without TMASYNC can't be in flight")
         if outcome in EXCEPTIONS:
             raise self.failed(verb, outcome, branch)
         return outcome
 
     def _disturbed(
-        self, verb: str, branch: Branch | None, effect: Effect, association: Association | None, *, later: bool
-    ) -> Code | Flight:
+        self, verb: str, branch: Branch | None, effect: ServerRequest, association: Association | None, *, later: bool
+    ) -> Code | RequestInFlight:
         """What the store's script and the network make of one request."""
         store = self.store
         control = _calling()
@@ -381,17 +383,17 @@ class ReferenceDriver(Driver[Association]):
             return LOST
 
         carried_out = partial(effect, answer=step.answer)
-        if fate is Fate.ARRIVES or (fate is Fate.DELAYED and not later):
+        if fate is NetworkFault.ARRIVES or (fate is NetworkFault.DELAYED and not later):
             return carried_out()
-        if fate is Fate.DELAYED:
-            flight = Flight(self, control, verb, xid, carried_out)
+        if fate is NetworkFault.DELAYED:
+            flight = RequestInFlight(self, control, verb, xid, carried_out)
             store.in_flight.append(flight)
             return flight
-        lost = Flight(self, control, verb, xid, carried_out, self._held_by(control, association))
-        if fate is Fate.IN_FLIGHT:
+        lost = RequestInFlight(self, control, verb, xid, carried_out, self._held_by(control, association))
+        if fate is NetworkFault.IN_FLIGHT:
             store.in_flight.append(lost)
             return LOST
-        if fate is Fate.REPLY_LOST:
+        if fate is NetworkFault.REPLY_LOST:
             carried_out()
         store.lose(lost.held())
         return LOST

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xa.xid import Xid
 
 
-class Fate(Enum):
+class NetworkFault(Enum):
     """What becomes of a request and its reply on their way."""
 
     ARRIVES = "both arrive"
@@ -27,14 +27,14 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedFault:
     """One planned deviation; `answer` None leaves the answer to the resource manager."""
 
     answer: Code | None = None
-    fate: Fate = Fate.ARRIVES
+    fate: NetworkFault = NetworkFault.ARRIVES
 
 
-PLAIN: Final = Step()
+PLAIN: Final = PlannedFault()
 """No deviation."""
 
 VERBS: Final = frozenset(
@@ -47,13 +47,13 @@ _DELAYABLE: Final = frozenset({"prepare", "commit", "rollback", "forget"})
 
 @dataclass(slots=True)
 class _Plan:
-    step: Step
+    step: PlannedFault
     xid: Xid | None
     skip: int
     times: int
 
 
-class Script:
+class FaultScript:
     """The plans of one store, by verb. While there are none, clients don't ask."""
 
     __slots__ = ("plans",)
@@ -65,7 +65,7 @@ class Script:
         self,
         verb: str,
         answer: Code | None = None,
-        fate: Fate = Fate.ARRIVES,
+        fate: NetworkFault = NetworkFault.ARRIVES,
         *,
         nth: int = 1,
         times: int = 1,
@@ -77,15 +77,15 @@ class Script:
             raise ValueError(f"{verb!r} can't be scripted; there are {', '.join(sorted(VERBS | DECIDER_VERBS))}")
         if nth < 1 or times < 1:
             raise ValueError(f"nth and times count from 1, not {nth} and {times}")
-        if fate is Fate.DELAYED and verb not in _DELAYABLE:
+        if fate is NetworkFault.DELAYED and verb not in _DELAYABLE:
             raise ValueError(f"{verb} can't be delayed, only {', '.join(sorted(_DELAYABLE))}")
         if answer is Code.XAER_RMFAIL:
             raise ValueError("XAER_RMFAIL is a fate: REQUEST_LOST, REPLY_LOST or IN_FLIGHT")
-        if answer is None and fate is Fate.ARRIVES:
+        if answer is None and fate is NetworkFault.ARRIVES:
             raise ValueError("a step changes the answer or the request's fate")
-        self.plans.setdefault(verb, []).append(_Plan(Step(answer, fate), xid, nth - 1, times))
+        self.plans.setdefault(verb, []).append(_Plan(PlannedFault(answer, fate), xid, nth - 1, times))
 
-    def take(self, verb: str, xid: Xid | None = None) -> Step:
+    def take(self, verb: str, xid: Xid | None = None) -> PlannedFault:
         """The step for this call of `verb`, which is thereby used up."""
         taken = PLAIN
         plans = self.plans.get(verb, ())
@@ -107,6 +107,6 @@ class Script:
         """Drops every plan."""
         self.plans.clear()
 
-    def pending(self) -> list[tuple[str, Step]]:
+    def pending(self) -> list[tuple[str, PlannedFault]]:
         """The planned faults that have not happened yet."""
         return [(verb, plan.step) for verb, plans in self.plans.items() for plan in plans]

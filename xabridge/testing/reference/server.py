@@ -15,7 +15,7 @@ from xa.codes import ROLLBACK_CODES, Code
 from xa.machine import RESULT_OF, IllegalTransition, Result, advance
 from xa.outcome_notes import BranchOutcome
 from xa.state_tables import BRANCH, BranchState, BranchVerb
-from xabridge.testing.reference.script import Script
+from xabridge.testing.reference.script import FaultScript
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xa.association import Dialect
     from xa.threads_of_control import ThreadOfControl
     from xa.xid import Xid
-    from xabridge.testing.reference.driver import Flight, ReferenceDriver
+    from xabridge.testing.reference.driver import ReferenceDriver, RequestInFlight
 
 
 Control: TypeAlias = "ref[ThreadOfControl]"
@@ -103,11 +103,11 @@ class Server:
     ) -> None:
         self.name = name
         self.clock = clock
-        self.script = Script()
+        self.script = FaultScript()
         self.lock = threading.Lock()
         self.reachable = True
         self.room = MAX_OUTSTANDING
-        self.in_flight: list[Flight] = []
+        self.in_flight: list[RequestInFlight] = []
         self.known: dict[Xid, Branch] = {}
         self.committed: dict[str, Any] = {}
         self.key_locks: dict[str, Branch] = {}
@@ -148,7 +148,7 @@ class Server:
         """An association with `xid` that was suspended for another thread to resume."""
         return next((held for held in self._migrating if held.branch.xid == xid), None)
 
-    def arrive(self, flight: Flight) -> bool:
+    def arrive(self, flight: RequestInFlight) -> bool:
         """A request in flight arrives, unless the server can't be reached."""
         if not self.reachable or flight not in self.in_flight:
             return False

@@ -18,7 +18,7 @@ from tm.log import Branch
 from tm.log.sql import SqlLog
 from tm.two_phase.ports import Answer
 from tm.two_phase.return_codes import Verb
-from xabridge.pipeline.core import Attempt, Batch, Once, Settings, SinkPlan, SinkReport, TableTarget
+from xabridge.pipeline.core import Attempt, Batch, OnceSettings, Settings, SinkPlan, SinkReport, TableTarget
 from xabridge.pipeline.core.driver import upsert_branch
 from xabridge.pipeline.core.driver.open_pipeline import BlockingBranches
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
@@ -90,7 +90,7 @@ def commit_until(least: int, told: Path, settings: Settings, driver: str, *what:
     told.write_text("\n".join(passed))
 
 
-def write_once(plan: SinkPlan, once: Once, rows: TableTarget, when: str, told: Connection) -> None:
+def write_once(plan: SinkPlan, once: OnceSettings, rows: TableTarget, when: str, told: Connection) -> None:
     """A task of two rows is killed when it has claimed, written or prepared them. It tells what it has prepared."""
     with SinkTask(plan, Attempt(0, 0), resources=Resources()) as task:
         assert task.first_ones(once, ["1", "2"]) == {"1", "2"}

@@ -9,7 +9,7 @@ from proton import Message, symbol, timestamp, ulong
 
 from tests.cases import each
 from xabridge.pipeline.core import Messages
-from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
+from xabridge.pipeline.core.task.message_decoder import MessageFilter, decode_messages
 from xabridge.pipeline.core.task.message_encoder import encode_messages
 
 ID = UUID("12345678-1234-5678-1234-567812345678")
@@ -66,7 +66,7 @@ def test_bodies_that_are_no_text_and_ids_that_are_no_string_come_as_text() -> No
 def test_what_nobody_can_read_is_left_out_and_noted() -> None:
     good = _octets(Message(b"good", id="1", inferred=True))
     broken = (b"\x00\x53\x73\xc0\x7f\x01", b"nonsense", good[:-2], b"\x00\x53\x74\x40")
-    sorting = Sorting()
+    sorting = MessageFilter()
     chunks = list(decode_messages([("orders", octets) for octets in (*broken, good, *broken, good)], 2, sorting))
     assert [chunk.body for chunk in chunks] == [[b"good"], [b"good"]]
     assert [chunk.message_id for chunk in chunks] == [["1"], ["1"]]
@@ -87,7 +87,7 @@ def test_what_nobody_can_read_is_left_out_and_noted() -> None:
 )
 def test_a_section_of_another_type_or_at_another_place_is_noted(section: bytes, told: str) -> None:
     good = b"\x00\x53\x75\xa0\x04good"
-    sorting = Sorting()
+    sorting = MessageFilter()
     (columns,) = decode_messages([("orders", section + good), ("orders", good)], 100, sorting)
     assert columns.body == [b"good"]
     assert list(sorting.bad) == [0]
@@ -96,7 +96,7 @@ def test_a_section_of_another_type_or_at_another_place_is_noted(section: bytes, 
 
 def test_what_is_set_aside_is_no_text_or_is_named_bad_is_left_out() -> None:
     octets = [_octets(Message(body, id=body.hex(), inferred=True)) for body in (b"a", b"\xff", b"b", b"bad", b"c")]
-    sorting = Sorting(1, text=True, is_bad=lambda message: message["body"] == "bad" and message["message_id"])
+    sorting = MessageFilter(1, text=True, is_bad=lambda message: message["body"] == "bad" and message["message_id"])
     (columns,) = decode_messages((("orders", one) for one in octets), 100, sorting)
     assert (columns.body, columns.message_id) == (["b", "c"], [b"b".hex(), b"c".hex()])
     assert sorting.bad[3] == b"bad".hex()

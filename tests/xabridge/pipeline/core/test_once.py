@@ -22,7 +22,7 @@ from tests.xabridge.pipeline.core.sink_database import SinkDatabase
 from tests.xabridge.pipeline.faults import await_until
 from tm.log import Decision
 from xa.coroutines import drive
-from xabridge.pipeline.core import Attempt, BatchRefused, Messages, Once, SinkPlan, SinkReport, TableTarget
+from xabridge.pipeline.core import Attempt, BatchRefused, Messages, OnceSettings, SinkPlan, SinkReport, TableTarget
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.resources import Resources, database_of
@@ -42,7 +42,7 @@ WAITING: Final = {
 class OnceDatabase(SinkDatabase):
     """A database with the rows, and with the table that remembers them."""
 
-    once: Once = field(kw_only=True)
+    once: OnceSettings = field(kw_only=True)
 
     def make(self) -> bool:
         """Makes the table that remembers."""
@@ -87,7 +87,7 @@ def place(sink: SinkDatabase) -> OnceDatabase:
     seen = SEEN
     if sink.kind == "maria":
         seen = TableTarget("maria", f"{make_url(sink.url).database}.orders_once", lock_timeout_s=1.0)
-    return OnceDatabase(sink.env, sink.kind, sink.url, sink.rows, once=Once("number", seen))
+    return OnceDatabase(sink.env, sink.kind, sink.url, sink.rows, once=OnceSettings("number", seen))
 
 
 @pytest.fixture

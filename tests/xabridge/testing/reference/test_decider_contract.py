@@ -8,7 +8,7 @@ from tests.xabridge.testing.reference.test_contract import HarnessOfAStore
 from xa import TMUSEASYNC, Code, DecidingResource, Registrar, Xid
 from xabridge.testing.contract.deciding import TestDeciding
 from xabridge.testing.contract.harness import Capabilities
-from xabridge.testing.reference import DecidingStore, Fate, ReferenceDecider
+from xabridge.testing.reference import DecidingStore, NetworkFault, ReferenceDecider
 
 __all__ = ["TestDeciding"]
 
@@ -29,7 +29,7 @@ class ReferenceDeciderHarness(HarnessOfAStore):
         return ReferenceDecider(self.store, registrar, self.flags)
 
     def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
-        self.store.script.plan("decide", fate=Fate.REQUEST_LOST if before else Fate.REPLY_LOST)
+        self.store.script.plan("decide", fate=NetworkFault.REQUEST_LOST if before else NetworkFault.REPLY_LOST)
         return rm.decide(xid, rmid, record)
 
     def complete_heuristically(self, xid: Xid, *, commit: bool) -> None:

@@ -30,7 +30,7 @@ from xa import (
 from xa.machine import RESULT_OF, IllegalTransition
 from xa.state_tables import BRANCH, BranchState, BranchVerb
 from xabridge.testing.contract.client import case
-from xabridge.testing.reference import Fate, ReferenceResource, ReferenceStore
+from xabridge.testing.reference import NetworkFault, ReferenceResource, ReferenceStore
 
 RMID = 1
 X, Y = Xid(1, b"global", b"branch"), Xid(1, b"global", b"other")
@@ -151,7 +151,7 @@ def test_which_calls_a_plan_is_for(store: ReferenceStore, rm: ReferenceResource)
         ("prepare", {}, "changes the answer or the request's fate"),
         ("prepare", {"answer": Code.XA_RETRY, "nth": 0}, "count from 1"),
         ("prepare", {"answer": Code.XA_RETRY, "times": 0}, "count from 1"),
-        ("start", {"fate": Fate.DELAYED}, "start can't be delayed"),
+        ("start", {"fate": NetworkFault.DELAYED}, "start can't be delayed"),
         ("prepare", {"answer": Code.XAER_RMFAIL}, "XAER_RMFAIL is a fate"),
     ],
 )
@@ -162,37 +162,37 @@ def test_plans_that_are_none(store: ReferenceStore, verb: str, arguments: dict[s
 
 # --- fates --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("answer", [None, Code.XA_RBINTEGRITY])
-@pytest.mark.parametrize("fate", [Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.IN_FLIGHT])
-def test_a_lost_prepare(store: ReferenceStore, rm: ReferenceResource, fate: Fate, answer: Code | None) -> None:
+@pytest.mark.parametrize("fate", [NetworkFault.REQUEST_LOST, NetworkFault.REPLY_LOST, NetworkFault.IN_FLIGHT])
+def test_a_lost_prepare(store: ReferenceStore, rm: ReferenceResource, fate: NetworkFault, answer: Code | None) -> None:
     bring(store, rm, S2)
     arrived = S0 if answer else S3
-    store.script.plan("prepare", answer if fate is not Fate.REQUEST_LOST else None, fate)
+    store.script.plan("prepare", answer if fate is not NetworkFault.REQUEST_LOST else None, fate)
     with pytest.raises(ResourceUnavailable) as lost:
         rm.prepare(X, RMID)
     assert lost.value.xid == X
-    assert store.branches.get(X, S0) is (arrived if fate is Fate.REPLY_LOST else S2)
+    assert store.branches.get(X, S0) is (arrived if fate is NetworkFault.REPLY_LOST else S2)
     with pytest.raises(XaError) as raised:
         rm.prepare(X, RMID)
     assert raised.value.code is Code.XAER_PROTO  # not open for this thread
     rm.open(store.url, RMID)
-    assert store.deliver() == (fate is Fate.IN_FLIGHT)
-    assert store.branches.get(X, S0) is (S2 if fate is Fate.REQUEST_LOST else arrived)
+    assert store.deliver() == (fate is NetworkFault.IN_FLIGHT)
+    assert store.branches.get(X, S0) is (S2 if fate is NetworkFault.REQUEST_LOST else arrived)
     assert store.in_flight == []
 
 
 @pytest.mark.parametrize(
     ("verb", "fate", "after"),
     [
-        ("start", Fate.REQUEST_LOST, S0),
-        ("start", Fate.REPLY_LOST, S4),  # made, and its association lost with the connection
-        ("start", Fate.IN_FLIGHT, S4),
-        ("end", Fate.REQUEST_LOST, S4),
-        ("end", Fate.REPLY_LOST, S2),
-        ("end", Fate.IN_FLIGHT, S2),
+        ("start", NetworkFault.REQUEST_LOST, S0),
+        ("start", NetworkFault.REPLY_LOST, S4),  # made, and its association lost with the connection
+        ("start", NetworkFault.IN_FLIGHT, S4),
+        ("end", NetworkFault.REQUEST_LOST, S4),
+        ("end", NetworkFault.REPLY_LOST, S2),
+        ("end", NetworkFault.IN_FLIGHT, S2),
     ],
 )
 def test_an_association_of_a_lost_connection(
-    store: ReferenceStore, rm: ReferenceResource, verb: str, fate: Fate, after: BranchState
+    store: ReferenceStore, rm: ReferenceResource, verb: str, fate: NetworkFault, after: BranchState
 ) -> None:
     bring(store, rm, S0 if verb == "start" else S1)
     store.script.plan(verb, fate=fate)
@@ -209,7 +209,7 @@ def test_an_association_of_a_lost_connection(
 
 def test_requests_arrive_late_in_their_order_or_never(store: ReferenceStore, rm: ReferenceResource) -> None:
     def in_flight(verb: str, call: Callable[[], object]) -> None:
-        store.script.plan(verb, fate=Fate.IN_FLIGHT)
+        store.script.plan(verb, fate=NetworkFault.IN_FLIGHT)
         with pytest.raises(ResourceUnavailable):
             call()
         assert store.in_flight[-1].verb == verb
@@ -250,7 +250,7 @@ def test_requests_arrive_late_in_their_order_or_never(store: ReferenceStore, rm:
 @pytest.mark.parametrize("ends", ["somebody waits", "it is delivered", "it is dropped", "the connection is cut"])
 def test_a_delayed_request(store: ReferenceStore, rm: ReferenceResource, ends: str) -> None:
     bring(store, rm, S2)
-    store.script.plan("prepare", fate=Fate.DELAYED)
+    store.script.plan("prepare", fate=NetworkFault.DELAYED)
     handle = rm.prepare(X, RMID, TMASYNC)
     assert isinstance(handle, Handle)
     assert (store.branches[X], rm.outstanding) == (S2, 1)

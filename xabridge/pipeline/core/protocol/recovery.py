@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from tm.log import Branch, Heuristic
 from tm.log.sql.states import GtridState
 from tm.two_phase.ports import code_of
-from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, AnswerMeaning, Verb
 from xa import XaError
 from xabridge.pipeline.core.ledger.rows import due
 from xabridge.pipeline.core.xids import epoch_of, word
@@ -36,7 +36,7 @@ AT_ONCE: Final = 256
 PAUSES_S: Final = (0.05, 0.2, 0.8)
 """How long to wait before each further try."""
 DECIDED: Final = frozenset({GtridState.COMMITTED, GtridState.DONE})
-_AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK}
+_AGREES: Final = {Verb.COMMIT_AGAIN: AnswerMeaning.HEUR_COMMITTED, Verb.ROLLBACK: AnswerMeaning.HEUR_ROLLED_BACK}
 
 
 @dataclass(slots=True)
@@ -73,9 +73,9 @@ async def finish_branches(ports: Ports, verb: Verb, branches: Iterable[Branch]) 
             answers = await ports.branches.ask(verb, some)
             for branch, answer in zip(some, answers, strict=True):
                 meaning = MEANING[verb][code_of(answer)]
-                if meaning is Meaning.DONE:
+                if meaning is AnswerMeaning.DONE:
                     continue
-                if meaning is Meaning.LATER:
+                if meaning is AnswerMeaning.LATER:
                     left.append(branch)
                 elif meaning is _AGREES[verb]:
                     await ports.branches.ask(Verb.FORGET, (branch,))

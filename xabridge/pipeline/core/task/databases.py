@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tm.resources import Resource
     from xa import Xid
     from xabridge.pipeline.core.task.staged_rows import StagedRows
-    from xabridge.pipeline.core.values import Once, TableTarget
+    from xabridge.pipeline.core.values import OnceSettings, TableTarget
 
 POSTGRES: Final = ("postgresql",)
 MARIADB: Final = ("mariadb", "mysql", "mariadb+pymysql", "mysql+pymysql")
@@ -82,7 +82,7 @@ class OnceTable(Protocol):
         ...
 
     def claim(
-        self, resource: Resource, once: Once, values: Iterable[str], orphans: Callable[[], int]
+        self, resource: Resource, once: OnceSettings, values: Iterable[str], orphans: Callable[[], int]
     ) -> frozenset[str]:
         """Adds the values under the branch that is at work, and returns those that were not there. `orphans` rolls back
         what earlier attempts at this task have prepared, and returns how many branches these were. BatchRefused:

@@ -92,7 +92,7 @@ class _Columns:
 
 
 @dataclass(slots=True)
-class Sorting:
+class MessageFilter:
     """Which messages are left out: those at the first `aside` places; those that can't be read (with `text`, also those
     whose body is not UTF-8); and those that `is_bad` gives a reason for. `bad`: place → reason, of the latter two.
     `body` makes the value of the column body from a body; ValueError: it can't, and the message can't be read. With
@@ -107,11 +107,11 @@ class Sorting:
 
 
 def decode_messages(
-    messages: Iterable[tuple[str | None, bytes]], chunk: int, sorting: Sorting | None = None
+    messages: Iterable[tuple[str | None, bytes]], chunk: int, sorting: MessageFilter | None = None
 ) -> Iterator[Messages]:
     """Messages by columns, at most `chunk` at a time. Each comes with the queue that it was taken from, or None where
     its delivery annotations tell it, as in a browse of a branch."""
-    kept = sorting if sorting is not None else Sorting()
+    kept = sorting if sorting is not None else MessageFilter()
     numbered = enumerate(messages)
     for _ in islice(numbered, kept.aside):
         pass
@@ -168,7 +168,7 @@ def _without(messages: Messages, left_out: frozenset[int]) -> Messages:
     return replace(messages, **chosen)
 
 
-def _read(place: int, octets: bytes, address: str | None, columns: _Columns, sorting: Sorting) -> bool:
+def _read(place: int, octets: bytes, address: str | None, columns: _Columns, sorting: MessageFilter) -> bool:
     """Reads a message into the columns. False: it is bad, and left out."""
     raw: bytes | str | None = octets
     value: Any = None

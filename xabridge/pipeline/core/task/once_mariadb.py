@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from rm_db.sessions.pymysql_connection import PymysqlConnection
     from tm.resources import Resource
-    from xabridge.pipeline.core.values import Once
+    from xabridge.pipeline.core.values import OnceSettings
 
 DDL: Final = (
     f"CREATE TABLE IF NOT EXISTS {{}} (id varbinary({MOST}) NOT NULL PRIMARY KEY, "
@@ -80,7 +80,7 @@ class MariaOnce:
         return True
 
     def claim(
-        self, resource: Resource, once: Once, values: Iterable[str], orphans: Callable[[], int]
+        self, resource: Resource, once: OnceSettings, values: Iterable[str], orphans: Callable[[], int]
     ) -> frozenset[str]:
         connection = session_of(resource)
         connection.query(settings_of(once.values.lock_timeout_s))
@@ -93,7 +93,7 @@ class MariaOnce:
 
 
 def _added(
-    connection: PymysqlConnection, once: Once, keys: Sequence[bytes], orphans: Callable[[], int]
+    connection: PymysqlConnection, once: OnceSettings, keys: Sequence[bytes], orphans: Callable[[], int]
 ) -> Sequence[bytes]:
     """Adds those of the keys that are not there, and returns them."""
     table = _quoted(once.values.table)

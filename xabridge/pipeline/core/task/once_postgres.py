@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tm.resources import Resource
-    from xabridge.pipeline.core.values import Once
+    from xabridge.pipeline.core.values import OnceSettings
 
 DDL: Final = (
     f"CREATE TABLE IF NOT EXISTS {{}} (id text PRIMARY KEY, written_at timestamptz NOT NULL DEFAULT now(), {COLUMN})"
@@ -53,7 +53,7 @@ class PostgresOnce:
         return True
 
     def claim(
-        self, resource: Resource, once: Once, values: Iterable[str], orphans: Callable[[], int]
+        self, resource: Resource, once: OnceSettings, values: Iterable[str], orphans: Callable[[], int]
     ) -> frozenset[str]:
         cursor = resource.rm.session(resource.rmid).psycopg.cursor()
         statement = sql.SQL("INSERT INTO {} (id) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING RETURNING id").format(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from xabridge.pipeline.core.errors import BatchRefused
 
 if TYPE_CHECKING:
-    from xabridge.pipeline.core.values import Once
+    from xabridge.pipeline.core.values import OnceSettings
 
 LONGEST: Final = 512
 """Octets of a value that is kept as it is."""
@@ -39,7 +39,7 @@ def key_of(value: str) -> str:
     return octets[:LONGEST].decode("utf-8", "ignore") + hashlib.sha256(octets).hexdigest()
 
 
-def refused(once: Once, error: Exception) -> BatchRefused:
+def refused(once: OnceSettings, error: Exception) -> BatchRefused:
     """Another transaction holds one of the values."""
     return BatchRefused(
         f"{once.values.table}: rows with the same {once.column} are just being written by another batch, or by "

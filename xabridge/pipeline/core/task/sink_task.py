@@ -41,7 +41,15 @@ if TYPE_CHECKING:
     from xabridge.pipeline.core.resources import Resources
     from xabridge.pipeline.core.task.databases import CsvWriter, Database, RowWriter, StagingTable
     from xabridge.pipeline.core.task.lake_files import LakeFiles
-    from xabridge.pipeline.core.values import AddressTarget, Attempt, LakeTarget, Once, SinkPlan, Staged, TableTarget
+    from xabridge.pipeline.core.values import (
+        AddressTarget,
+        Attempt,
+        LakeTarget,
+        OnceSettings,
+        SinkPlan,
+        Staged,
+        TableTarget,
+    )
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -152,7 +160,7 @@ class SinkTask:
             table = self._tables[target] = self._kind(target.resource).writer(resource, target, orphans)
         return table
 
-    def first_ones(self, once: Once, values: Iterable[str]) -> frozenset[str]:
+    def first_ones(self, once: OnceSettings, values: Iterable[str]) -> frozenset[str]:
         """Those of the values that no row which was written had. From now on these rows count as written, if the batch
         is decided."""
         kind = self._kind(once.values.resource)

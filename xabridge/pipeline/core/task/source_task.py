@@ -20,7 +20,7 @@ from xabridge.pipeline.core.errors import BatchRefused, PipelineError
 from xabridge.pipeline.core.protocol import partition_read
 from xabridge.pipeline.core.resources import PROCESS, ask_branches, broker, call_resource
 from xabridge.pipeline.core.task.blameless_failure import excuse
-from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
+from xabridge.pipeline.core.task.message_decoder import MessageFilter, decode_messages
 from xabridge.pipeline.core.user_functions import function_named
 
 if TYPE_CHECKING:
@@ -89,8 +89,10 @@ def _read_again(
         raise BatchRefused(f"{partition.xid} holds messages that are bad now: {next(iter(sorting.bad.values()))}")
 
 
-def _sorting(partition: SourcePartition, body: BodyReader | None) -> Sorting:
-    return Sorting(partition.aside, partition.text, function_named(partition.bad_records), body, partition.keep_bad)
+def _sorting(partition: SourcePartition, body: BodyReader | None) -> MessageFilter:
+    return MessageFilter(
+        partition.aside, partition.text, function_named(partition.bad_records), body, partition.keep_bad
+    )
 
 
 def _held_messages(resource: Resource, partition: SourcePartition) -> Iterator[tuple[str | None, bytes]]:
