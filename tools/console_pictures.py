@@ -33,7 +33,7 @@ QUEUES: Final = (
 
 
 def an_hour(history: History) -> None:
-    """An hour of traffic that nobody waited for, in place of what was seen until now."""
+    """An hour of traffic that no one waited for, in place of what was seen until now."""
     chance, now = random.Random(1), time.monotonic() + SLOT_S * SLOTS  # a machine may have started a minute ago
     made = History()
     history._rings, history._clock = made._rings, lambda: time.monotonic() + SLOT_S * SLOTS

@@ -310,7 +310,7 @@ class Switch(Generic[W]):
         thread.lost = why.code is Code.XAER_RMFAIL
         self.driver.lose([association.work for association in lost], why)
 
-    def _heard(self, thread: ThreadRecord[W], error: XaError, late: Association[W] | None = None) -> None:
+    def _note_error(self, thread: ThreadRecord[W], error: XaError, late: Association[W] | None = None) -> None:
         """Notes that the thread gets this error; `late` is the association that was to end with the verb."""
         if error.code is Code.XAER_RMFAIL:
             self._lose(thread, error)
@@ -329,7 +329,7 @@ class Switch(Generic[W]):
         try:
             return call()
         except XaError as error:
-            self._heard(thread, error)
+            self._note_error(thread, error)
             raise
 
     # --- start ------------------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class Switch(Generic[W]):
         try:
             return self._start(thread, xid, flags)
         except XaError as error:
-            self._heard(thread, error)
+            self._note_error(thread, error)
             raise
 
     def starts_at_once(self, rmid: int) -> bool:
@@ -429,7 +429,7 @@ class Switch(Generic[W]):
         try:
             return self._end(thread, xid, flags)
         except XaError as error:
-            self._heard(thread, error)
+            self._note_error(thread, error)
             raise
 
     def _end(self, thread: ThreadRecord[W], xid: Xid, flags: int) -> Code:
@@ -534,7 +534,7 @@ class Switch(Generic[W]):
                 answer = ask(subject, later=False)
                 code = answer if type(answer) is Code else cast("Pending", answer).result()
             except XaError as error:
-                self._heard(thread, error, late)
+                self._note_error(thread, error, late)
                 raise
             if late is not None:
                 self._ended_late(thread, late)
@@ -621,7 +621,7 @@ class Switch(Generic[W]):
         try:
             return carry_out()
         except XaError as error:
-            self._heard(thread, error)
+            self._note_error(thread, error)
             raise
 
     def _check_room(self, verb: str) -> None:
@@ -712,7 +712,7 @@ class Switch(Generic[W]):
         try:
             self._start(thread, xid, _AX_STARTS[answer])
         except XaError as error:
-            self._heard(thread, error)
+            self._note_error(thread, error)
             raise
         return self._current_work(thread)
 
@@ -725,7 +725,7 @@ class Switch(Generic[W]):
 
     def _failed(self, thread: ThreadRecord[W], error: XaError) -> XaError:
         """`SessionContext.failed`, of this thread."""
-        self._heard(thread, error)
+        self._note_error(thread, error)
         return error
 
 
@@ -793,8 +793,8 @@ class DecidingSwitch(Switch[W]):
     def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         if not flags & TMONEPHASE:
             self._enter("commit", rmid, flags)
-            told = "commit: the one that decides commits by decide, or with TMONEPHASE"
-            raise xa_error(Code.XAER_PROTO, told, xid)
+            why = "commit: the one that decides commits by decide, or with TMONEPHASE"
+            raise xa_error(Code.XAER_PROTO, why, xid)
         return super().commit(xid, rmid, flags)
 
     def hold(self, owner: Owner, lease_s: float, rmid: int, floor: int = 0, ceiling: int = 0) -> None:

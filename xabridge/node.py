@@ -118,9 +118,9 @@ class NodePages:
         except (ActRefused, AnswerUnavailable) as error:
             return _answer(409, {"why": str(error)})
 
-        ticket = self._ticket_for(wanted, choice.told)
+        ticket = self._ticket_for(wanted, choice.shown)
         view = None if choice.view is None else survey_json.encode_transaction(choice.view)
-        shown = {"told": choice.told, "refused": choice.refused, "needs_heuristic": choice.needs_heuristic}
+        shown = {"told": choice.shown, "refused": choice.refused, "needs_heuristic": choice.needs_heuristic}
         return _answer(200, {"ticket": ticket, "view": view, **shown})
 
     async def _act(self, body: bytes) -> Answer:

@@ -40,11 +40,11 @@ VERSION: Final = 2
 """Of the table, in each of its rows."""
 _READ: Final = text("SELECT told, due_ms, version FROM xabridge_schedules WHERE name = :name")
 _INSERT: Final = text(
-    "INSERT INTO xabridge_schedules (name, told, due_ms, version) VALUES (:name, :told, :due_ms, :version)"
+    "INSERT INTO xabridge_schedules (name, told, due_ms, version) VALUES (:name, :times, :due_ms, :version)"
 )
 _MOVE: Final = text(
-    "UPDATE xabridge_schedules SET told = :told, due_ms = :due_ms "
-    "WHERE name = :name AND told = :old_told AND due_ms = :old_due_ms"
+    "UPDATE xabridge_schedules SET told = :times, due_ms = :due_ms "
+    "WHERE name = :name AND told = :old_times AND due_ms = :old_due_ms"
 )
 LOOK_S: Final = 30.0
 """How long it sleeps at most: another process may have changed a row."""
@@ -129,8 +129,8 @@ class Scheduler:
             return (due_ms - now_ms) / 1000
 
         next_ms = self._next_ms(schedule)
-        row = {"name": schedule.name, "told": schedule.times, "due_ms": next_ms}
-        row |= {"old_told": times, "old_due_ms": due_ms}
+        row = {"name": schedule.name, "times": schedule.times, "due_ms": next_ms}
+        row |= {"old_times": times, "old_due_ms": due_ms}
         changed = times != schedule.times  # the application has other times now: the old one does not count
         due = datetime.fromtimestamp(due_ms / 1000, UTC)
         if schedule.handler.is_async:
@@ -163,7 +163,12 @@ class Scheduler:
         """Its row, which is made if there is none."""
         found = self._row(schedule)
         if found is None:
-            row = {"name": schedule.name, "told": schedule.times, "due_ms": self._next_ms(schedule), "version": VERSION}
+            row = {
+                "name": schedule.name,
+                "times": schedule.times,
+                "due_ms": self._next_ms(schedule),
+                "version": VERSION,
+            }
             with suppress(SQLAlchemyError, TransactionError), self._manager.begin() as tx:  # somebody may be quicker
                 tx[self._resources[schedule.name]].execute(_INSERT, row)
             found = self._row(schedule)

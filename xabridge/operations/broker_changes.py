@@ -70,8 +70,8 @@ def of_messages(
     where = _WHERE[operation].format(to=to or "the queue that you choose")
     if operation == "retry" and to:
         where += f", else to {to}"
-    told = _counted(operation, queue, where, found, missing)
-    return f"{told}; only those {group}" if group else told
+    sentence = _counted(operation, queue, where, found, missing)
+    return f"{sentence}; only those {group}" if group else sentence
 
 
 def _counted(operation: str, queue: str, where: str, found: Mapping[str, int], missing: int) -> str:
@@ -101,15 +101,15 @@ def of_queue(operation: str, queue: Mapping[str, Any]) -> list[str]:
     if operation == "resume-queue":
         return [said, f"{depth} go to {consumers} again."]
 
-    told = [said]
+    sentences = [said]
     if queue["depth"] or queue["consumers"]:
-        told.append(f"It has {depth} and {consumers}. The broker refuses this, unless the box below is ticked.")
+        sentences.append(f"It has {depth} and {consumers}. The broker refuses this, unless the box below is ticked.")
     if queue["held"] or queue["pending"]:
-        told.append(
+        sentences.append(
             f"Transactions or prepared branches hold {several(queue['held'], 'message')} of it and post "
             f"{queue['pending']} to it. As long as they do, the broker refuses to delete it."
         )
-    return told
+    return sentences
 
 
 def of_others(operation: str, about: str) -> list[str]:

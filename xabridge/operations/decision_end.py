@@ -154,8 +154,8 @@ def result_lines(ending: Ending, result: Result, most: int | None = None) -> Ite
 def _untold(ending: Ending, result: Result) -> Iterator[Branch]:
     """The lost branches that the pass has not found elsewhere."""
     if result.report is not None and result.ended:
-        told = {finding.branch.xid for finding in result.report.findings}
-        yield from (branch for branch in ending.lost if branch.xid not in told)
+        reported = {finding.branch.xid for finding in result.report.findings}
+        yield from (branch for branch in ending.lost if branch.xid not in reported)
 
 
 def result_value(ending: Ending, result: Result) -> dict[str, Any]:

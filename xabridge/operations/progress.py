@@ -57,5 +57,5 @@ class Progress:
 
 
 def silent() -> Progress:
-    """The progress of what nobody watches."""
+    """The progress of what no one watches."""
     return Progress(io.StringIO(), quiet=True)

@@ -56,7 +56,7 @@ def installed() -> tuple[Describe, ...]:
 
 
 def origin_of(xid: Xid, known: Sequence[Describe]) -> Origin | None:
-    """The first answer; None where nobody knows it."""
+    """The first answer; None where no one knows it."""
     return next((origin for describe in known if (origin := describe(xid)) is not None), None)
 
 
@@ -149,11 +149,11 @@ class Scanner:
             ceilings[IN_LOG] = log.incarnations.ceilings
 
         for resource in reached:
-            told = _decided(resource, self._node)
-            if isinstance(told, str):
-                unreachable[resource.name] = told
+            decisions = _decided(resource, self._node)
+            if isinstance(decisions, str):
+                unreachable[resource.name] = decisions
             else:
-                decided[resource.name] = told
+                decided[resource.name] = decisions
                 scanned[resource.name] = ScannedResource((), tells=True)
 
         deciders = {self._resources[name].decider.decider_id: name for name in decided}

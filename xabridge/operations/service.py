@@ -2,11 +2,11 @@
 made, and made only if it is still what was shown.
 
     choice = await service.choose(OperatorRequest("commit", "orders-1·3fa91c·8231"))
-    said = await service.carry_out(OperatorRequest(…), choice.told, heuristic=False)
+    said = await service.carry_out(OperatorRequest(…), choice.shown, heuristic=False)
 
 Everything is done by one thread, one thing after the other: of two operators who want something of one branch, the
-second one is told that it has changed. Looking is shared: however many ask, the resource managers are asked once in a
-few seconds.
+second one gets the answer that it has changed. Looking is shared: however many ask, the resource managers are asked
+once in a few seconds.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ KEPT_S: Final = 3.0
 """What was seen serves everybody for so long."""
 PATIENCE_S: Final = 2.5
 CLOSE_S: Final = 3.0
-TOLD: Final = 50
-"""Transactions of a pass that are told one by one."""
+SHOWN: Final = 50
+"""Transactions of a pass that are shown one by one."""
 ANYWAY: Final = "tick the box that says so"
 END: Final = "end"
 RECOVER: Final = "recover"
@@ -65,7 +65,7 @@ class ActRefused(Exception):
 
 
 class AnswerUnavailable(Exception):
-    """It can't be told now; of what was to be done, some may be done. The text says why."""
+    """It is not known now; of what was to be done, some may be done. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Choice:
     """What it would do, in words: that is what is agreed to. `refused` says why it can't be done as it is;
     `needs_heuristic`: it can, with consent. A pass has no transaction to show."""
 
-    told: tuple[str, ...]
+    shown: tuple[str, ...]
     refused: str | None = None
     needs_heuristic: bool = False
     view: TransactionView | None = None
@@ -131,11 +131,11 @@ class OperatorService:
         return await self._in_thread(lambda: self._choice(wanted, heuristic=False)[0])
 
     async def carry_out(
-        self, wanted: OperatorRequest, told: tuple[str, ...], *, heuristic: bool
+        self, wanted: OperatorRequest, shown: tuple[str, ...], *, heuristic: bool
     ) -> tuple[OperatorAnswer, ...]:
-        """Does what was shown as `told`. Of a pass, what it finds may be something else by now; it does what recovery
+        """Does what was `shown`. Of a pass, what it finds may be something else by now; it does what recovery
         does in any case. ActRefused; AnswerUnavailable."""
-        return await self._in_thread(lambda: self._carried_out(wanted, told, heuristic=heuristic))
+        return await self._in_thread(lambda: self._carried_out(wanted, shown, heuristic=heuristic))
 
     def close(self) -> None:
         """Ends the thread after what is under way, and what was opened for looking."""
@@ -181,7 +181,7 @@ class OperatorService:
     # -- in the thread
     def _choice(self, wanted: OperatorRequest, *, heuristic: bool) -> tuple[Choice, Plan | decision_end.Ending | None]:
         if wanted.doing == RECOVER:
-            return Choice(tuple(expected(expectation(self.place), TOLD))), None
+            return Choice(tuple(expected(expectation(self.place), SHOWN))), None
         seen = self.place.look()
         found = survey(seen)
         view, branches = find(wanted.name, found.transactions)
@@ -196,18 +196,18 @@ class OperatorService:
         return Choice(tuple(explained(planned)), refused, needs, view), planned
 
     def _carried_out(
-        self, wanted: OperatorRequest, told: tuple[str, ...], *, heuristic: bool
+        self, wanted: OperatorRequest, shown: tuple[str, ...], *, heuristic: bool
     ) -> tuple[OperatorAnswer, ...]:
         if wanted.doing == RECOVER:
             return tuple(self._passed())
         choice, planned = self._choice(wanted, heuristic=heuristic)
-        if choice.told != told:
+        if choice.shown != shown:
             raise ActRefused("nothing was done: what it would do has changed since it was shown. Look again")
         if choice.refused is not None:
             raise ActRefused(f"nothing was done: {choice.refused}")
         if isinstance(planned, decision_end.Ending):
             result = decision_end.carry_out(self.place, planned, silent())
-            lines = tuple(OperatorAnswer(True, line) for line in decision_end.result_lines(planned, result, TOLD))
+            lines = tuple(OperatorAnswer(True, line) for line in decision_end.result_lines(planned, result, SHOWN))
             return lines if result.trouble is None else (*lines, OperatorAnswer(False, escaped(result.trouble)))
 
         assert planned is not None  # noqa: S101 — there is none for a pass only
@@ -220,9 +220,9 @@ class OperatorService:
         with self.place.holding_the_log() as log:
             report = one_pass(self.place, log, silent())
         away = [OperatorAnswer(False, line) for line in unreachable_lines(report.unreachable)]
-        return [*(OperatorAnswer(True, line) for line in report_lines(report, TOLD)), *away]
+        return [*(OperatorAnswer(True, line) for line in report_lines(report, SHOWN)), *away]
 
 
-def said_of(told: Any) -> tuple[OperatorAnswer, ...]:
+def said_of(answers: Any) -> tuple[OperatorAnswer, ...]:
     """The results again, where they are read."""
-    return tuple(OperatorAnswer(ok is True, str(text)) for ok, text in told)
+    return tuple(OperatorAnswer(ok is True, str(text)) for ok, text in answers)

@@ -67,7 +67,7 @@ class OperationsTarget(Protocol):
         ...
 
     def holding_the_log(self) -> AbstractContextManager[DecisionLog | None]:
-        """The log, in which nobody else decides about what is in doubt while the block lasts. None where a resource
+        """The log, in which no one else decides about what is in doubt while the block lasts. None where a resource
         decides. LogError: it can't be had."""
         ...
 
@@ -154,7 +154,7 @@ class Site:
 
     @contextmanager
     def holding_the_log(self) -> Iterator[DecisionLog | None]:
-        """The log, opened as a transaction manager opens it: for the length of the block nobody else decides in it.
+        """The log, opened as a transaction manager opens it: for the length of the block no one else decides in it.
         None where a resource decides. LogError: it can't be opened; LogLocked names who holds it."""
         if self.configuration.log is None:
             if not any(resource.decides for resource in self.resources.values()):

@@ -249,8 +249,8 @@ def _user() -> dict[str, Any]:
     """The user that the server runs as, as arguments for subprocess."""
     if os.geteuid() != 0:
         return {}
-    nobody = pwd.getpwnam("nobody")
-    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": ()}
+    account = pwd.getpwnam("nobody")
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": ()}
 
 
 def _reachable(folder: Path) -> bool:

@@ -185,7 +185,7 @@ def test_who_may_not_does_not(field: Field, running: Running, see: Callable[...,
     assert "has another token for acting" in other.get(act, status=403)
 
     visitor = see(watched(asker.port))
-    fields = {"act": "rollback", "name": NAME, "at": AT, "ticket": "x", "told": ""}
+    fields = {"act": "rollback", "name": NAME, "at": AT, "ticket": "x", "shown": ""}
     assert "no node of this name" in visitor.post("/transactions/act", {**fields, "at": "x"}, status=404)
     visitor.sign_in("viewer")
     assert "needs the permissions manage and coordinate = all" in text_of(visitor.get(one))

@@ -269,7 +269,7 @@ async def _carried_out(
 
     try:
         if place == HERE:
-            said = await console.site.carry_out(wanted, _lines(fields.get("told", "")), heuristic=heuristic)
+            said = await console.site.carry_out(wanted, _lines(fields.get("shown", "")), heuristic=heuristic)
         else:
             who = f"{session.shown}, by the console"
             said = await _node(console, place).carry_out(fields.get("ticket", ""), heuristic=heuristic, who=who)
@@ -292,7 +292,7 @@ async def expected(console: Console, request: Request, session: Session) -> Page
     place = request.query_params.get("at", HERE)
     await _check_right(console, session, place)
     chosen, ticket = await _chosen(console, place, OperatorRequest(RECOVER))
-    context = {"title": "Recovery pass", "lines": chosen.told, "done": False, "at": place, "ticket": ticket}
+    context = {"title": "Recovery pass", "lines": chosen.shown, "done": False, "at": place, "ticket": ticket}
     return PageView("recover.html", context)
 
 
