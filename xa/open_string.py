@@ -173,12 +173,6 @@ def without_secrets(message: str, typed: Iterable[str]) -> str:
     return masked(message)
 
 
-def scheme_of(text: str) -> str:
-    """The scheme of an open string, "" where it has none."""
-    scheme, separator, _ = text.partition("://")
-    return scheme if separator and _SCHEME.fullmatch(scheme) else ""
-
-
 def option_name(name: str) -> str:
     """The name of an option, for an error that refuses it."""
     return name if _OPTION.fullmatch(name) else MASK

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 IDLE: Final = pq.TransactionStatus.IDLE
 ACTIVE: Final = pq.TransactionStatus.ACTIVE
-IN_TRANSACTION: Final = pq.TransactionStatus.INTRANS
 IN_ERROR: Final = pq.TransactionStatus.INERROR
 
 MAX_REPLY: Final = 64 << 20

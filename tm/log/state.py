@@ -15,8 +15,6 @@ from tm.log.records import (
     IncarnationNoted,
     Record,
     branch_key,
-    decode_decision,
-    decode_heuristic,
     encode_carried_out,
     encode_ceiling,
     encode_decision,
@@ -26,8 +24,6 @@ from tm.log.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tm.log.incarnations import IncarnationState
 
 
@@ -82,13 +78,3 @@ class LogState:
         ceilings = [encode_ceiling(one, ceiling) for one, ceiling in self.ceilings.items() if one in self.noted]
         carried_out = [encode_carried_out(name, at_ms) for name, at_ms in self.carried_out.items()]
         return [*noted, *floors, *ceilings, *carried_out, *self.decisions.values(), *self.heuristics.values()]
-
-
-def decoded_decisions(records: Sequence[bytes]) -> tuple[Decision, ...]:
-    """The decisions in DECISION records."""
-    return tuple(decode_decision(record) for record in records)
-
-
-def decoded_heuristics(records: Sequence[bytes]) -> tuple[Heuristic, ...]:
-    """The outcomes in HEURISTIC records."""
-    return tuple(decode_heuristic(record) for record in records)

@@ -166,7 +166,3 @@ class MariaDB:
             f"GRANT ALL ON {name}.* TO {name}@'%'",
         )
         return f"{scheme}://{name}:{PASSWORD}@127.0.0.1:{self.port}/{name}"
-
-    def kill_connections(self, database: str) -> None:
-        """Of the user of a database."""
-        self.admin(f"KILL CONNECTION USER {database}")

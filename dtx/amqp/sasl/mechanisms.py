@@ -25,7 +25,6 @@ PLAIN: Final = "PLAIN"
 SCRAM: Final = scram.MECHANISM
 
 NONCE_OCTETS: Final = 18
-MAX_NAME: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
