@@ -562,7 +562,7 @@ _OF_PROTON: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 # --- reading values --------------------
-class _Unusual(Exception):
+class _UncommonValue(Exception):
     """The value is for the codec of the protocol: it is of another type, or it is none."""
 
 
@@ -570,7 +570,7 @@ def _read_value(octets: bytes, at: int) -> tuple[Any, int]:
     """The value at `at`, and where it ends; DecodeError."""
     try:
         return _read(octets, at, 0)
-    except (_Unusual, ValueError, IndexError, TypeError, struct.error):
+    except (_UncommonValue, ValueError, IndexError, TypeError, struct.error):
         value, at = decode_from(octets, at)
         return _plain(value), at
 
@@ -610,7 +610,7 @@ def _read(octets: bytes, at: int, depth: int) -> tuple[Any, int]:
     if constructor in _WIDE:
         stop = at + 4 + _U32.unpack_from(octets, at)[0]
         return _text(octets, at + 4, stop, constructor == 0xB1), stop
-    raise _Unusual
+    raise _UncommonValue
 
 
 _SHORT: Final = frozenset({0xA0, 0xA1})
@@ -621,7 +621,7 @@ _COMPOUNDS: Final = frozenset({0x45, 0xC0, 0xC1, 0xD0, 0xD1})
 
 def _text(octets: bytes, at: int, stop: int, string: bool) -> str | bytes:
     if stop > len(octets):
-        raise _Unusual
+        raise _UncommonValue
     if not string:
         return octets[at:stop]
     if 2 * (stop - at) > len(octets):  # nearly all of the message: not copied once more
@@ -633,14 +633,14 @@ def _read_compound(octets: bytes, at: int, constructor: int, depth: int) -> tupl
     if constructor == 0x45:
         return [], at
     if depth >= MAX_DEPTH:
-        raise _Unusual
+        raise _UncommonValue
 
     if constructor < 0xD0:
         stop, count, at = at + 1 + octets[at], octets[at + 1], at + 2
     else:
         stop, count, at = at + 4 + _U32.unpack_from(octets, at)[0], _U32.unpack_from(octets, at + 4)[0], at + 8
     if stop > len(octets) or count > stop - at:
-        raise _Unusual
+        raise _UncommonValue
 
     items: list[Any] = []
     append = items.append
@@ -660,12 +660,12 @@ def _read_compound(octets: bytes, at: int, constructor: int, depth: int) -> tupl
             item, at = _read(octets, at, depth + 1)
             append(item)
     if at != stop or (constructor & count & 1):
-        raise _Unusual
+        raise _UncommonValue
     return (_as_map(items) if constructor & 1 else items), stop
 
 
 def _as_map(items: list[Any]) -> dict[Any, Any]:
     keys = items[::2]
     if keys_collide(keys):
-        raise _Unusual
+        raise _UncommonValue
     return dict(zip(keys, items[1::2], strict=True))

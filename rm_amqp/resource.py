@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from dtx.amqp.decoding import DecodeError, decode_from
 from dtx.protocol.addresses import DEPTH, branch_address
-from dtx.protocol.commands import MAX_PAGE, Fence, Found, Prepare, Recover
+from dtx.protocol.commands import MAX_PAGE, Fence, Prepare, Recover, RecoveredState
 from dtx.protocol.conditions import RefusedError
 from rm_amqp.channel.message_links import READ
 from rm_amqp.connections import REAP_S, Environment
@@ -128,13 +128,13 @@ class AmqpResource(EndingWithPrepareSwitch[BranchWork]):
     def prepared(self, rmid: int, prefix: bytes = b"") -> list[Xid]:
         """Every prepared branch whose gtrid begins with `prefix`, in the order of their xids. (None that was completed
         heuristically.)"""
-        first = Recover(NULL_XID, MAX_PAGE, prefix, (Found.PREPARED,))
+        first = Recover(NULL_XID, MAX_PAGE, prefix, (RecoveredState.PREPARED,))
         pages = self.call("recover", rmid, lambda: list(self.driver.pages(first)))
         return [xid for page in pages for xid in page.in_doubt]
 
     def holds(self, gtrid: bytes, rmid: int) -> dict[Xid, int]:
         """How many messages each prepared branch of a global transaction has taken out of queues."""
-        first = Recover(NULL_XID, MAX_PAGE, gtrid, (Found.PREPARED,), details=True)
+        first = Recover(NULL_XID, MAX_PAGE, gtrid, (RecoveredState.PREPARED,), details=True)
         pages = self.call("recover", rmid, lambda: list(self.driver.pages(first)))
         found = {one.xid: sum(held.retired for held in one.holdings) for page in pages for one in page.details}
         return {xid: count for xid, count in found.items() if xid.gtrid == gtrid}

@@ -116,7 +116,7 @@ class Consumer:
 
 
 @dataclass(eq=False, slots=True)
-class Received:
+class UnacknowledgedMessage:
     """A message that the application has, and what is to become of it when the branch is committed."""
 
     message: Message
@@ -177,7 +177,7 @@ class BranchWork(UnitOfWork):
         self._sending: int | None = None
         """The number of the last message, where its answer has to come before the next one is sent."""
         self._consumers: dict[tuple[str, str | None], Consumer] = {}
-        self._received: dict[int, Received] = {}
+        self._received: dict[int, UnacknowledgedMessage] = {}
         self._fault: XaError | None = None
         self._doomed = False
         self._excused = False
@@ -606,11 +606,11 @@ class BranchWork(UnitOfWork):
             message = decoded_message(wire, dispatch.redeliveries)
         except XaError as error:
             if first:  # it is put away when the branch is committed
-                self._put_away(connection, Received(None, wire, consumer))  # type: ignore[arg-type]
+                self._put_away(connection, UnacknowledgedMessage(None, wire, consumer))  # type: ignore[arg-type]
                 where = self._settings.dead_letter_queue
                 raise xa_error(error.code, f"{error.message}. Catch this and commit, and it goes to {where}") from error
             raise
-        self._received[id(message)] = Received(message, wire, consumer)
+        self._received[id(message)] = UnacknowledgedMessage(message, wire, consumer)
         return message
 
     @staticmethod
@@ -628,7 +628,7 @@ class BranchWork(UnitOfWork):
         for received in waiting:
             self._settle(self._own("end"), received)
 
-    def _settle(self, connection: Connection, received: Received) -> None:
+    def _settle(self, connection: Connection, received: UnacknowledgedMessage) -> None:
         """Takes a message, when the branch is committed."""
         received.settled = True
         name = received.wire.message_id
@@ -672,7 +672,7 @@ class BranchWork(UnitOfWork):
     def _put_away(
         self,
         connection: Connection,
-        received: Received,
+        received: UnacknowledgedMessage,
         address: str | None = None,
         annotations: Mapping[str, str | int] | None = None,
     ) -> None:
@@ -683,7 +683,7 @@ class BranchWork(UnitOfWork):
         self._send(connection, address or self._settings.dead_letter_queue, copy)
         self._settle(connection, received)
 
-    def _held(self, message: Message) -> Received:
+    def _held(self, message: Message) -> UnacknowledgedMessage:
         received = self._received.get(id(message))
         if received is None or received.message is not message or received.settled:
             raise xa_error(Code.XAER_PROTO, "work: this message was not received here, or it is settled already")

@@ -12,7 +12,7 @@ from xa.lazy_names import names_at_first_use
 
 if TYPE_CHECKING:
     from tm.config import Configuration, configuration_from
-    from tm.consumer import Consumer, ConsumerSettings, ConsumerState, Counts, Health
+    from tm.consumer import Consumer, ConsumerSettings, ConsumerState, Health, MessageCounts
     from tm.errors import (
         HeuristicCommitted,
         HeuristicHazard,
@@ -44,7 +44,6 @@ __all__ = [
     "Consumer",
     "ConsumerSettings",
     "ConsumerState",
-    "Counts",
     "Finding",
     "GlobalState",
     "Health",
@@ -55,6 +54,7 @@ __all__ = [
     "HeuristicOutcomeError",
     "HeuristicRolledBack",
     "ManagerUnusable",
+    "MessageCounts",
     "Outcome",
     "OutcomeUnknown",
     "Propagation",
@@ -83,7 +83,7 @@ _HOME: Final = {
     "Consumer": "tm.consumer",
     "ConsumerSettings": "tm.consumer",
     "ConsumerState": "tm.consumer",
-    "Counts": "tm.consumer",
+    "MessageCounts": "tm.consumer",
     "Finding": "tm.recovery",
     "GlobalState": "tm.two_phase.states",
     "Health": "tm.consumer",

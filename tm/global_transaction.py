@@ -56,7 +56,7 @@ class _Inherited:
 INHERITED_MANAGER: Final[Any] = _Inherited()
 
 
-class Lent(Enum):
+class HandlerState(Enum):
     """Why the handler of a consumer's messages can't complete their transaction."""
 
     TO_HANDLER = "it is completed when the handler has returned or raised"
@@ -155,7 +155,7 @@ class GlobalTransaction:
         self.waits = waits
         self._tells_what_counts = not waits
         """Whether a rollback tells the brokers that it counts for no message; a consumer tells that itself."""
-        self.lent: Lent | None = None
+        self.lent: HandlerState | None = None
         """While a handler of a consumer has it: what is said to a call that would complete it."""
         self.leaves = ""
         """The resource whose answers its commit does not wait for."""

@@ -51,7 +51,7 @@ BATCH: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class _MaybeUnfinished:
+class _UncertainTransaction:
     """A transaction that has ended, and may have branches at `resources`."""
 
     resources: frozenset[str]
@@ -73,7 +73,7 @@ class Sequences:
         """The numbers up to `_highest` that are not known to be over."""
         self._limit: int | None = None
         """A number that nothing can be known about any more: what comes behind it makes no difference."""
-        self._doubtful: dict[bytes, _MaybeUnfinished] = {}
+        self._doubtful: dict[bytes, _UncertainTransaction] = {}
 
         self.ceiling = 1
         """A number that reaches it is not begun with before `extend` has returned."""
@@ -136,7 +136,7 @@ class Sequences:
         """Notes that a transaction has ended, and that a branch of it may be left at these resources."""
         with self._lock:
             if len(self._doubtful) < MOST:
-                self._doubtful[gtrid] = _MaybeUnfinished(frozenset(resources), self._clock())
+                self._doubtful[gtrid] = _UncertainTransaction(frozenset(resources), self._clock())
                 return
             self._limit = min(_sequence(gtrid), self._limit or _sequence(gtrid))
             self._open = {number for number in self._open if number <= self._limit}

@@ -17,7 +17,7 @@ from tm.concurrency.deferred_signals import DeferredSignals, interruptible
 from tm.concurrency.uninterrupted import CallStillRunning, finish_in_thread
 from tm.concurrency.with_block import WithBlock
 from tm.errors import ProtocolMisuse
-from tm.global_transaction import INHERITED, OVER, Lent
+from tm.global_transaction import INHERITED, OVER, HandlerState
 from tm.outcome import Reason, Verdict
 from tm.resources.enlistment import WouldWait
 from tm.two_phase.states import GlobalState
@@ -234,7 +234,7 @@ class Transaction:
     def _roll_back(self, error: BaseException | None) -> None:
         """Rolls back, for this error, which is being handled."""
         live = self._live
-        if live.lent is not None and live.lent is not Lent.FAILED:
+        if live.lent is not None and live.lent is not HandlerState.FAILED:
             self._refuse_to_borrower("rollback")
         manager = live.manager
         signals = manager.uninterrupted.signals(live)
@@ -257,7 +257,7 @@ class Transaction:
 
     async def arollback(self) -> None:
         """`rollback` for tasks: it waits in a worker thread. If the task is cancelled, it is finished first."""
-        if self._live.lent is not None and self._live.lent is not Lent.FAILED:
+        if self._live.lent is not None and self._live.lent is not HandlerState.FAILED:
             self._refuse_to_borrower("rollback")
         try:
             await finish_in_thread(partial(self._roll_back, sys.exception()))
@@ -268,8 +268,8 @@ class Transaction:
         """The consumer completes this transaction, with the consumption of all messages in it."""
         self._live.check_process()
         lent = self._live.lent
-        if lent is Lent.TO_HANDLER:
-            self._live.lent = Lent.MISUSED
+        if lent is HandlerState.TO_HANDLER:
+            self._live.lent = HandlerState.MISUSED
         why = "" if lent is None else lent.value
         raise ProtocolMisuse(
             f"no {what} in a handler: the consumer completes transaction {self}, with all messages in it; {why}. "

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dtx.amqp.session import Session as SessionEndpoint
     from dtx.amqp.sole_connection import SoleConnection
     from dtx.broker.access.credentials import Credentials
-    from dtx.broker.queues.counters import Meter
+    from dtx.broker.queues.counters import RateMeter
     from dtx.broker.queues.entry import ResumableWork
     from dtx.broker.queues.queue import Queue
     from dtx.broker.settings import Settings
@@ -102,7 +102,7 @@ class ServedConnection(Protocol):
     peer_container: str
     product: str
     since_ms: int
-    meter: Meter
+    meter: RateMeter
     txns: TxnIds
     sole: SoleConnection | None
 

@@ -30,7 +30,7 @@ FEWEST: Final = 64
 """Accounts that are kept anyway."""
 
 
-class _Payer(Generic[T]):
+class _Account(Generic[T]):
     """One payer: what it has waiting, and its account."""
 
     __slots__ = ("entry", "in_a_row", "ready", "spent_s", "urgent")
@@ -60,7 +60,7 @@ class FairQueue(Generic[T]):
     adds it again where there is more to do."""
 
     def __init__(self) -> None:
-        self._payers: dict[str, _Payer[T]] = {}
+        self._payers: dict[str, _Account[T]] = {}
         self._payer_of: dict[T, str] = {}
         self._heap: list[tuple[float, int, str]] = []
         self._number = 0
@@ -134,15 +134,15 @@ class FairQueue(Generic[T]):
         """How many payers are remembered."""
         return len(self._payers)
 
-    def _account(self, payer: str) -> _Payer[T]:
+    def _account(self, payer: str) -> _Account[T]:
         account = self._payers.get(payer)
         if account is None:
             if len(self._payers) >= self._swept_at:
                 self._sweep()
-            account = self._payers[payer] = _Payer(self._now_s)
+            account = self._payers[payer] = _Account(self._now_s)
         return account
 
-    def _enter(self, payer: str, account: _Payer[T]) -> None:
+    def _enter(self, payer: str, account: _Account[T]) -> None:
         """The account has changed: its place among the others, too."""
         account.entry = 0
         if account.waits:

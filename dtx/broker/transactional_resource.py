@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.queues.counters import UnstoredMemory
-from dtx.broker.queues.entry import ORIGIN, Effect, Entry, Origin, State, write_post
+from dtx.broker.queues.entry import ORIGIN, Entry, MessageMove, Origin, State, write_post
 from dtx.broker.queues.message_times import ExpirySchedule, MessageAges, Schedule
 from dtx.broker.queues.outcomes import FailureReasons
 from dtx.broker.queues.payloads import Payloads
 from dtx.broker.queues.queue import Queue
-from dtx.broker.queues.removals import Removals
+from dtx.broker.queues.removals import AutomaticRemoval
 from dtx.broker.settings import QueueSettings, Settings, WhenFull
 from dtx.broker.timer_queue import Timer, TimerQueue
 from dtx.protocol.addresses import RESERVED
@@ -129,7 +129,7 @@ class TransactionalResource:
         self.schedule = Schedule()
         self.expiries = ExpirySchedule()
         self.reasons = FailureReasons()
-        self.removals = Removals(clock.wall_ms, self.submit)
+        self.removals = AutomaticRemoval(clock.wall_ms, self.submit)
         self._look_at = 0.0
         self.ages = MessageAges()
         self._marks_due: tuple[tuple[int, int], ...] = ()
@@ -405,7 +405,7 @@ class TransactionalResource:
         if answer is not None:
             turn.retired.append(answer)
 
-    def apply(self, effects: list[Effect]) -> None:
+    def apply(self, effects: list[MessageMove]) -> None:
         """Carries planned effects out."""
         for effect in effects:
             effect.entry.queue.carry_out(effect)

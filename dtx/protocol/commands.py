@@ -146,7 +146,7 @@ class Forget:
     xid: Xid
 
 
-class Found(StrEnum):
+class RecoveredState(StrEnum):
     """The states of a branch that recover tells."""
 
     PREPARED = "prepared"
@@ -162,7 +162,7 @@ class Recover:
     after: Xid = NULL_XID
     count: int = MAX_PAGE
     prefix: bytes = b""
-    states: tuple[Found, ...] = ()
+    states: tuple[RecoveredState, ...] = ()
     details: bool = False
 
 
@@ -279,11 +279,11 @@ def _read_start(octets: bytes, at: int, end: int, depth: int) -> tuple[Start, in
 GLOBAL_ID: Final = Kind("global-id", {DESCRIBED: _read_start}, _write_start)
 
 
-def _as_states(value: tuple[str, ...]) -> tuple[Found, ...]:
-    return tuple(map(Found, value))
+def _as_states(value: tuple[str, ...]) -> tuple[RecoveredState, ...]:
+    return tuple(map(RecoveredState, value))
 
 
-STATES: Final[Kind[tuple[Found, ...]]] = Kind("states", converting(SYMBOLS.readers, _as_states), SYMBOLS.write)
+STATES: Final[Kind[tuple[RecoveredState, ...]]] = Kind("states", converting(SYMBOLS.readers, _as_states), SYMBOLS.write)
 
 DECLARE: Final = standard(Declare, "declare", 0x31, FIELDS.optional("global-id", GLOBAL_ID))
 DISCHARGE: Final = standard(

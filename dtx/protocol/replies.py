@@ -28,7 +28,7 @@ from dtx.amqp.composites import (
 )
 from dtx.amqp.encoding import encode, encode_symbol, encode_ushort
 from dtx.amqp.values import Ushort
-from dtx.protocol.commands import MAX_PAGE, NAMED_XID, TXN_ID, Found, composite
+from dtx.protocol.commands import MAX_PAGE, NAMED_XID, TXN_ID, RecoveredState, composite
 from dtx.protocol.conditions import CODE_OF, STATUS_OF, Refusal
 from xa import Code, Xid  # noqa: TC001 — compiled dataclasses have the types of their fields
 
@@ -74,7 +74,7 @@ class Details:
     and how it was completed where it was completed heuristically."""
 
     xid: Xid
-    state: Found
+    state: RecoveredState
     since_ms: int
     owner: str
     holdings: tuple[Holding, ...] = ()
@@ -110,12 +110,12 @@ def _write_code(code: Code) -> bytes:
     return encode_ushort(STATUS_OF[code])
 
 
-def _as_found(value: str) -> Found:
-    return Found(value)
+def _as_found(value: str) -> RecoveredState:
+    return RecoveredState(value)
 
 
 STATUS: Final = Kind("xa-status", converting(USHORT.readers, _as_code), _write_code)
-STATE: Final[Kind[Found]] = Kind("state", converting(SYMBOL.readers, _as_found), encode_symbol)
+STATE: Final[Kind[RecoveredState]] = Kind("state", converting(SYMBOL.readers, _as_found), encode_symbol)
 
 DECLARED_TYPE: Final = standard(Declared, "declared", DECLARED, FIELDS.mandatory("txn-id", TXN_ID))
 RESULT: Final = composite(Result, "xa-result", 0x20, FIELDS.mandatory("status", STATUS))

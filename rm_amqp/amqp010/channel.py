@@ -31,7 +31,7 @@ from xa.tls import reason_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rm_amqp.amqp010.session import Content, Session
+    from rm_amqp.amqp010.session import MessageContent, Session
     from rm_amqp.amqp010.settings import Settings010
     from rm_amqp.amqp010.structs import Command, Struct
     from rm_amqp.settings import Broker
@@ -133,7 +133,7 @@ class Channel:
         self._guarded(begin)
 
     # --- commands -----------------------------------------------------------------------------------------------
-    def send(self, command: Command, content: Content | None = None, *, sync: bool = False) -> int:
+    def send(self, command: Command, content: MessageContent | None = None, *, sync: bool = False) -> int:
         """Sends a command with the next that is waited for, or that `flush` writes; its number. ValueError: it can't be
         encoded."""
         session = self.session

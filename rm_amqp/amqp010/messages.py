@@ -18,7 +18,7 @@ from uuid import UUID
 
 from dtx.amqp.decoding import DecodeError
 from dtx.amqp.values import Int
-from rm_amqp.amqp010.session import Content
+from rm_amqp.amqp010.session import MessageContent
 from rm_amqp.amqp010.structs import DeliveryProperties, MessageProperties, ReplyTo, write_fields
 from rm_amqp.amqp010.typed_octets import JMS_MAP, JMS_STREAM, read_map_message, read_stream_message
 from rm_amqp.amqp010.values import Reader, WireError, read_list, read_map, write_list, write_map
@@ -48,7 +48,7 @@ PIECE: Final = 1 << 16
 MAX_NAME: Final = 255
 
 
-def content_of(message: Encodable, address: str) -> Content:
+def content_of(message: Encodable, address: str) -> MessageContent:
     """The message as it is sent to a queue. XaMisuse: it holds what can't be sent, which is named."""
     if not isinstance(message, Message):
         try:
@@ -59,7 +59,7 @@ def content_of(message: Encodable, address: str) -> Content:
         raise _unsendable("it is to be delivered later, and the broker does not do that")
 
     try:
-        content = Content(_delivery(message, address), _properties(message), b"")
+        content = MessageContent(_delivery(message, address), _properties(message), b"")
         kind, body = _body(message)
         properties = _typed(content.properties, kind, message)
         _check_body(properties, body)
@@ -70,7 +70,7 @@ def content_of(message: Encodable, address: str) -> Content:
             for why in refusals(f"the message's {what}", getattr(message, what)):
                 raise xa_error(Code.XAER_INVAL, f"work: {why}") from error
         raise _unsendable(str(error)) from error
-    return Content(content.delivery, properties, body)
+    return MessageContent(content.delivery, properties, body)
 
 
 def _unsendable(why: str) -> XaError:
@@ -270,13 +270,13 @@ def _read_body(content_type: str | None, octets: bytes) -> tuple[Any, bool]:
     return octets, True
 
 
-def dead_letter_of(transfer: Transfer, address: str, annotations: Mapping[str, str | int]) -> Content:
+def dead_letter_of(transfer: Transfer, address: str, annotations: Mapping[str, str | int]) -> MessageContent:
     """A message as it came, for a queue of dead letters: with annotations beside its own, and no time to live."""
     properties, delivery = transfer.properties, transfer.delivery
     headers = dict(properties.application_headers or {})
     headers.update((f"{ANNOTATION}dead-{name.removesuffix('-ms')}", value) for name, value in annotations.items())
 
-    return Content(
+    return MessageContent(
         DeliveryProperties(
             priority=delivery.priority,
             delivery_mode=PERSISTENT,

@@ -80,7 +80,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class MessageContent:
     """A message that is to be sent."""
 
     delivery: DeliveryProperties
@@ -137,7 +137,7 @@ class Session:
         """Whether nothing can be sent any more."""
         return self.state in {SessionState.DETACHING, SessionState.ENDED} or self.exception is not None
 
-    def send(self, command: Command, content: Content | None = None, *, sync: bool = False) -> int:
+    def send(self, command: Command, content: MessageContent | None = None, *, sync: bool = False) -> int:
         """Sends a command; its number."""
         number = self.next_number
         self.next_number = (number + 1) % NUMBERS

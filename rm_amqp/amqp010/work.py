@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rm_amqp.amqp010.channel import Channel
-    from rm_amqp.amqp010.session import Content, Session, Transfer
+    from rm_amqp.amqp010.session import MessageContent, Session, Transfer
     from rm_amqp.amqp010.structs import Command
     from xa import Xid
 
@@ -147,7 +147,7 @@ class Work:
             yield page
 
     # --- sending ----------------------------------------------------------------------------------------------
-    def send(self, address: str, content: Content, patience: float) -> None:
+    def send(self, address: str, content: MessageContent, patience: float) -> None:
         """Sends a message. XA_RETRY: the broker takes none now."""
         self.check_queue(address, patience, durable=True)
         channel = self.channel

@@ -40,7 +40,7 @@ BUSY_S: Final = 0.05
 """How soon maintenance is tried again on a connection that somebody is using."""
 
 
-class StepsRun(Generic[T]):
+class RunningSteps(Generic[T]):
     """A run of steps for which no thread blocks: until when they wait, and for what; or their result. `wake` tells
     the waiting caller, from any thread, that something happened."""
 
@@ -93,16 +93,16 @@ class Connection(Protocol):
         """Calls what waits for nothing. With `later`, what it leaves to be written waits as in `run`."""
         ...
 
-    def begin(self, steps: Steps[T], wake: Callable[[], None], *, later: bool = False) -> StepsRun[T]:
+    def begin(self, steps: Steps[T], wake: Callable[[], None], *, later: bool = False) -> RunningSteps[T]:
         """Runs steps until they wait. The caller then waits in its own way: until `wake` is called, or the deadline of
         the run has come, or, where the run reads, `fileno` is readable. Then it calls `resume`, or `cancel`."""
         ...
 
-    def resume(self, run: StepsRun[T]) -> None:
+    def resume(self, run: RunningSteps[T]) -> None:
         """Goes on with steps."""
         ...
 
-    def cancel(self, run: StepsRun[T]) -> None:
+    def cancel(self, run: RunningSteps[T]) -> None:
         """Gives up these steps, for which no one waits any more."""
         ...
 
@@ -160,7 +160,7 @@ class SocketConnection:
         """Whether a thread waits for the socket, and reads for all."""
         self._waiters: list[Waiter] = []
         """The other threads, which wait for what it reads."""
-        self._runs: set[StepsRun[Any]] = set()
+        self._runs: set[RunningSteps[Any]] = set()
         """Steps for which no thread blocks."""
         self._unsent: deque[bytes | memoryview] = deque()
         self._asked = False
@@ -280,8 +280,8 @@ class SocketConnection:
                 self._waiters.remove(waiter)
 
     # -- steps for which no thread blocks
-    def begin(self, steps: Steps[T], wake: Callable[[], None], *, later: bool = False) -> StepsRun[T]:
-        run = StepsRun(steps, wake, later=later)
+    def begin(self, steps: Steps[T], wake: Callable[[], None], *, later: bool = False) -> RunningSteps[T]:
+        run = RunningSteps(steps, wake, later=later)
 
         def first() -> None:
             self._runs.add(run)
@@ -290,7 +290,7 @@ class SocketConnection:
         self.step(first, later=True)
         return run
 
-    def resume(self, run: StepsRun[T]) -> None:
+    def resume(self, run: RunningSteps[T]) -> None:
         def following() -> None:
             # a thread that waits for the socket would not notice what is read here
             if not self._reading and self._read():
@@ -299,7 +299,7 @@ class SocketConnection:
 
         self.step(following, later=True)
 
-    def cancel(self, run: StepsRun[T]) -> None:
+    def cancel(self, run: RunningSteps[T]) -> None:
         def last() -> None:
             run.steps.close()
             self._end(run)
@@ -309,7 +309,7 @@ class SocketConnection:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def _advance(self, run: StepsRun[T]) -> None:
+    def _advance(self, run: RunningSteps[T]) -> None:
         run.reads = run.writes = False
         try:
             run.deadline = run.steps.send(None)
@@ -331,13 +331,13 @@ class SocketConnection:
             run.writes = bool(self._unsent) and not any(other.writes for other in self._runs)
             run.reads = not self._reading and not any(other.reads for other in self._runs)
 
-    def _end(self, run: StepsRun[Any]) -> None:
+    def _end(self, run: RunningSteps[Any]) -> None:
         """No thread waits for these steps any more: another thread reads."""
         self._runs.discard(run)
         self._notify()
 
     # -- waking the others
-    def _notify(self, notifier: StepsRun[Any] | None = None, *, reads: bool = False) -> None:
+    def _notify(self, notifier: RunningSteps[Any] | None = None, *, reads: bool = False) -> None:
         """Something happened that the others may wait for; `reads` as in `_wake_waiters`."""
         if self._waiters:
             self._wake_waiters(reads=reads)

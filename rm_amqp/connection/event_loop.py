@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rm_amqp.connection.connection import Connection, StepsRun
+    from rm_amqp.connection.connection import Connection, RunningSteps
     from rm_amqp.connection.endpoint import Steps
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Wakeup:
         if future is not None and not future.done():
             future.set_result(None)
 
-    async def wait(self, connection: Connection, run: StepsRun[T]) -> None:
+    async def wait(self, connection: Connection, run: RunningSteps[T]) -> None:
         """Waits. The steps look at everything when they are resumed: what happens from then on is waited for anew.
 
         Only the run that reads, or writes, watches the socket, because an event loop has one watcher for a

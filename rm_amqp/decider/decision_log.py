@@ -59,7 +59,7 @@ class TokenRenewalDue(Exception):
 
 
 @dataclass(slots=True)
-class Attempt:
+class DecisionAttempt:
     """One try to decide. `asked`: the discharge is on its way; until its answer arrives, the outcome is unknown.
     `loose`: the token is held, or may be on its way, outside of the transaction."""
 
@@ -106,7 +106,7 @@ class DecisionLog:
             self._epochs[token.slot] = max(token.epoch, self._epochs.get(token.slot, 0))
 
     # -- deciding
-    async def decide(self, channel: LocalChannel, work: LocalWork, attempt: Attempt, deadline: float) -> None:
+    async def decide(self, channel: LocalChannel, work: LocalWork, attempt: DecisionAttempt, deadline: float) -> None:
         """Commits work and decision; durable when it returns. RefusedError: neither is and never will be, unless
         `attempt.asked`. TokenBusyError: not now. Whatever it raises, the work is still to be rolled back; where
         `attempt.loose`, with its connection."""
@@ -136,7 +136,7 @@ class DecisionLog:
         await channel.discharge(work, deadline, fail=False)  # the commit point
         self._taken_out(slot, ended)
 
-    def _objection(self, held: Token, token: Token, attempt: Attempt) -> str:
+    def _objection(self, held: Token, token: Token, attempt: DecisionAttempt) -> str:
         word = held.word_on(attempt.gtrid, attempt.known)
         if word is not TokenAnswer.OPEN:
             return f"recovery has settled it: it {word.value}"

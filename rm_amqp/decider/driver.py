@@ -21,7 +21,7 @@ from dtx.protocol.conditions import RefusedError
 from rm_amqp.channel.work import WorkEvent
 from rm_amqp.connections import CLOSE_S, Connections, not_begun
 from rm_amqp.decider.channel import ROLLED_BACK, LocalBranchWork, LocalChannel, open_local
-from rm_amqp.decider.decision_log import Attempt, DecisionLog, TokenRenewalDue, patience
+from rm_amqp.decider.decision_log import DecisionAttempt, DecisionLog, TokenRenewalDue, patience
 from rm_amqp.decider.service_bus import TopicNodes, refuse_unfit
 from rm_amqp.decider.token_queue_creation import agree_on_founding
 from rm_amqp.decider.token_queues import TokenBusyError
@@ -318,7 +318,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
     def decide(self, xid: Xid, record: bytes) -> Code:
         branch = self._to_commit("decide", xid)
         log, deadline = self._decisions, self.connections.deadline()
-        attempt = Attempt(xid.gtrid, record, branch.known)
+        attempt = DecisionAttempt(xid.gtrid, record, branch.known)
         channel, connection = branch.pooled.channel, branch.pooled.connection
 
         def decided() -> None:
@@ -333,7 +333,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
     def commit(self, xid: Xid, *, one_phase: bool, later: bool) -> Code:
         del one_phase, later
         branch = self._to_commit("commit", xid)
-        attempt = Attempt(xid.gtrid, b"", branch.known, asked=True)
+        attempt = DecisionAttempt(xid.gtrid, b"", branch.known, asked=True)
         steps = branch.pooled.channel.discharge(branch.work, self.connections.deadline(), fail=False)
         return self._complete("commit", branch, attempt, lambda: branch.pooled.connection.run(steps))
 
@@ -371,7 +371,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
             raise branch.reason
         return branch
 
-    def _complete(self, verb: str, branch: LocalBranch, attempt: Attempt, call: Callable[[], None]) -> Code:
+    def _complete(self, verb: str, branch: LocalBranch, attempt: DecisionAttempt, call: Callable[[], None]) -> Code:
         """Carries out what commits a branch. Before the discharge was sent, nothing can have been committed."""
         xid = branch.xid
         try:

@@ -13,7 +13,7 @@ import pytest
 from dtx.protocol.conditions import RefusedError
 from rm_amqp import AmqpResource, DecidingBroker
 from rm_amqp.channel.work import Work
-from rm_amqp.connection.connection import StepsRun
+from rm_amqp.connection.connection import RunningSteps
 from rm_amqp.errors import ConnectionLost
 from tests.rm_amqp.client import RMID, look, new_xid, put, transaction
 from tests.rm_amqp.network import Network
@@ -87,7 +87,7 @@ class Receiving:
 
         self.work = work
         self.connection = work.pooled.connection
-        self.run: StepsRun[Any] = self.connection.begin(operation(work.pooled.channel.messages, work), lambda: None)
+        self.run: RunningSteps[Any] = self.connection.begin(operation(work.pooled.channel.messages, work), lambda: None)
         self.wait_until(lambda: self._receivers[0].attached)
         self.resume()
 

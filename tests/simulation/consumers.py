@@ -27,7 +27,7 @@ from tm.consumer.job import DeadLetter, Job, Postponement
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import Statistics
 from tm.consumer.worker import Worker
-from tm.global_transaction import Lent
+from tm.global_transaction import HandlerState
 from tm.outcome import Reason
 from tm.two_phase.states import GlobalState
 from xa import Code, XaError, xa_error
@@ -139,7 +139,7 @@ class Transaction:
         self.rows: list[int] = []
         self.used: dict[str, None] = {}
         self.outcome: Outcome | None = None
-        self.lent: Lent | None = None
+        self.lent: HandlerState | None = None
         self.is_lost = False
         self.prepared = False
         self.session = Session(self)
@@ -163,7 +163,7 @@ class Transaction:
     def commit(self) -> None:
         """A handler's own."""
         if self.lent is not None:
-            self.lent = Lent.MISUSED
+            self.lent = HandlerState.MISUSED
             raise ProtocolMisuse("it is the consumer's")
         self.world.commit(self)
 

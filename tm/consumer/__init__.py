@@ -3,6 +3,6 @@
 from tm.consumer.consumer import Consumer
 from tm.consumer.settings import ConsumerSettings
 from tm.consumer.states import ConsumerState
-from tm.consumer.statistics import Counts, Health
+from tm.consumer.statistics import Health, MessageCounts
 
-__all__ = ["Consumer", "ConsumerSettings", "ConsumerState", "Counts", "Health"]
+__all__ = ["Consumer", "ConsumerSettings", "ConsumerState", "Health", "MessageCounts"]

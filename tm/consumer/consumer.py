@@ -25,7 +25,7 @@ from tm.consumer.pools import TaskPool, TaskPoolInThread, ThreadPool
 from tm.consumer.settings import ConsumerSettings
 from tm.consumer.signals import StopSignals
 from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
-from tm.consumer.statistics import Counts, Health, Statistics
+from tm.consumer.statistics import Health, MessageCounts, Statistics
 from tm.errors import ProtocolMisuse
 from xa.machine import IllegalTransition, advance
 from xa.telemetry.log_lines import about
@@ -96,7 +96,7 @@ class Consumer:
         return len(self._statistics.hanging)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> MessageCounts:
         """The counts of its messages, by outcome."""
         return self._statistics.counts
 
@@ -112,7 +112,7 @@ class Consumer:
 
     # --- in threads -----------------------------------------------------------------------------------------
 
-    def run(self) -> Counts:
+    def run(self) -> MessageCounts:
         """Works until SIGTERM or SIGINT (in the main thread), `stop` in another, or a failure of a worker, which is
         raised. Then what runs is finished, `shutdown_s` at most."""
         with StopSignals() as stopper:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tm.consumer.settings import ConsumerSettings
 
 
-class OnePass:
+class SinglePassPorts:
     """The ports of one worker, until something has come to an end. `error` is what kept it from a good one."""
 
     def __init__(self, worker: WorkerPorts) -> None:
@@ -61,8 +61,8 @@ class OnePass:
         return error
 
 
-async def one_pass(worker: WorkerPorts, settings: ConsumerSettings, timeout_s: float) -> OnePass:
+async def one_pass(worker: WorkerPorts, settings: ConsumerSettings, timeout_s: float) -> SinglePassPorts:
     """One delivery; `error` is the exception that it failed with."""
-    ports = OnePass(worker)
+    ports = SinglePassPorts(worker)
     await receive_loop(ports, settings, timeout_s, ports.is_over)
     return ports

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class MessageCounts:
     """Messages, by what became of their transactions: committed with the handler's work, rolled back (they come
     again), dead-lettered, unknown, heuristic (somebody has to look); and how many were given back unhandled."""
 
@@ -38,7 +38,7 @@ class Health:
     state: ConsumerState
     workers: int
     busy: int
-    counts: Counts
+    counts: MessageCounts
     trouble: tuple[str, ...] = ()
 
     @property
@@ -56,7 +56,7 @@ RETURNED: Final = "returned"
 
 
 def outcome_of(error: Exception) -> str:
-    """The outcome of a failure, as the field of `Counts`."""
+    """The outcome of a failure, as the field of `MessageCounts`."""
     if isinstance(error, OutcomeUnknown):
         return UNKNOWN
     if isinstance(error, HeuristicOutcomeError):
@@ -80,17 +80,17 @@ class Statistics:
         """Which kind of broker it is."""
         self._recorder = recorder
         if recorder is not None:
-            recorder.consumes(system, queue, (field.name for field in fields(Counts)))
+            recorder.consumes(system, queue, (field.name for field in fields(MessageCounts)))
         self.clock = clock
         self._lock = threading.Lock()
-        self._counts = Counts()
+        self._counts = MessageCounts()
         self._busy: dict[int, tuple[Transaction, float]] = {}
         """By worker, and since when."""
         self._trouble: dict[int, str] = {}
         self._used: dict[str, None] = {}
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> MessageCounts:
         """The counts since the start."""
         return self._counts
 

@@ -26,7 +26,7 @@ from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
 from tm.errors import ProtocolMisuse, TransactionError
 from tm.faults import Fault
-from tm.global_transaction import Lent
+from tm.global_transaction import HandlerState
 from tm.outcome import Verdict
 from tm.transaction import live_of
 from tm.two_phase.states import GlobalState
@@ -52,7 +52,7 @@ class HandlerCancelled(Exception):
     """A handler has ended with CancelledError, and its worker was not cancelled: its messages have failed."""
 
 
-class Calls(Protocol):
+class WorkerCalls(Protocol):
     """The steps that a worker does by blocking or by awaiting, according to where it runs."""
 
     def is_stopping(self) -> bool:
@@ -97,8 +97,8 @@ class Calls(Protocol):
 
 
 class ThreadCalls:
-    """`Calls` that block the worker's thread; a coroutine over them is never suspended. `leaves` names the resource
-    whose answers to a commit the worker does not wait for before it goes on."""
+    """`WorkerCalls` that block the worker's thread; a coroutine over them is never suspended. `leaves` names the
+    resource whose answers to a commit the worker does not wait for before it goes on."""
 
     def __init__(self, stopping: threading.Event, leaves: str = "") -> None:
         self._stopping = stopping
@@ -142,7 +142,7 @@ class ThreadCalls:
 
 
 class TaskCalls:
-    """`Calls` that await the event loop. A worker that is cancelled rolls back what it has in hand."""
+    """`WorkerCalls` that await the event loop. A worker that is cancelled rolls back what it has in hand."""
 
     def __init__(self, stopping: asyncio.Event) -> None:
         self._stopping = stopping
@@ -206,7 +206,7 @@ class Worker:
     their messages, and the result of each is counted and logged as ever.
     """
 
-    def __init__(self, number: int, job: Job, calls: Calls) -> None:
+    def __init__(self, number: int, job: Job, calls: WorkerCalls) -> None:
         self._number = number
         self._job = job
         self._calls = calls
@@ -371,7 +371,7 @@ class Worker:
         of every message is part of it. ProtocolMisuse: the handler has tried to, or has left it for another one."""
         transaction = self._transaction
         live = live_of(transaction)
-        live.lent = Lent.TO_HANDLER
+        live.lent = HandlerState.TO_HANDLER
         process = os.getpid()
 
         try:
@@ -383,13 +383,13 @@ class Worker:
                 self._check_lent(transaction)
         except BaseException as error:
             _end_in_fork(process, error)
-            live.lent = Lent.FAILED  # what the handler has left running can't commit it now
+            live.lent = HandlerState.FAILED  # what the handler has left running can't commit it now
             await self._restore(transaction)
             raise
         live.lent = None
 
     def _check_lent(self, transaction: Transaction) -> None:
-        if live_of(transaction).lent is not Lent.TO_HANDLER:
+        if live_of(transaction).lent is not HandlerState.TO_HANDLER:
             raise ProtocolMisuse(
                 f"the handler has tried to complete {transaction}, which is the consumer's; raise instead"
             )

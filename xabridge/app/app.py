@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar as DefaultTypeVar
 
-    from tm import Counts, Health
+    from tm import Health, MessageCounts
     from tm.consumer.settings import ConsumerOptions
     from tm.options import Option
     from xabridge.app.codec import Codec
@@ -90,7 +90,7 @@ class DeclaredConsumer(Generic[P, R]):
         return self._live
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> MessageCounts:
         """The counts of its messages since the App was started."""
         return self.live.counts
 

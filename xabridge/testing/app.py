@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from rm_amqp import Message
     from tm import Consumer, Transaction
-    from tm.consumer.one_pass import OnePass
+    from tm.consumer.one_pass import SinglePassPorts
     from xabridge.app import App
     from xabridge.app.schedule import DeclaredSchedule
     from xabridge.testing.faults import At, KilledAt
@@ -205,13 +205,13 @@ class TestApp:
         """Whether a delivery could bring something. A queue at a broker that the test brings is asked."""
         return self._consumer(queue).settings.resource in self._given or self.broker.available(queue) > 0
 
-    async def _pass(self, queue: str) -> OnePass:
+    async def _pass(self, queue: str) -> SinglePassPorts:
         consumer = self._consumer(queue)
         job = consumer.job
         calls = TaskCalls(asyncio.Event()) if consumer.is_async else ThreadCalls(threading.Event())
         return await one_pass(Worker(0, job, calls), job.settings, job.timeout_s)
 
-    def _has_received(self, passed: OnePass) -> bool:
+    def _has_received(self, passed: SinglePassPorts) -> bool:
         """Whether there was anything; raises what the delivery has failed with."""
         if self._faults.is_dead:
             self.restart()

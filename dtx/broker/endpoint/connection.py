@@ -45,10 +45,10 @@ from dtx.broker.endpoint.states import (
     SERVED,
     SERVICE,
     AttachmentVerb,
-    Service,
+    ServiceState,
     ServiceVerb,
 )
-from dtx.broker.queues.counters import Meter
+from dtx.broker.queues.counters import RateMeter
 from dtx.broker.transactions.demarcation import DtxDemarcation
 from dtx.broker.transactions.txn_ids import TxnIds
 from dtx.protocol.addresses import TXN_ID
@@ -101,7 +101,7 @@ class BrokerConnection:
         self.product = ""
         """The name of the peer's library, as its open says."""
         self.since_ms = container.resource.clock.wall_ms()
-        self.meter = Meter()
+        self.meter = RateMeter()
         self._messages_gone = [0, 0]
         """Messages that links have received, and sent, which are gone."""
         self.number = container.resource.number()
@@ -111,7 +111,7 @@ class BrokerConnection:
         """Links that the peer has detached, and not closed, with deliveries that are not decided."""
         self.txns = TxnIds(limits.transactions)
         self.nodes = DynamicNodes(container)
-        self.state: Service = SERVED
+        self.state: ServiceState = SERVED
 
         self._endpoint = Connection(
             container.settings.container,

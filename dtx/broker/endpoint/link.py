@@ -15,7 +15,7 @@ from dtx.amqp.conditions import Condition
 from dtx.amqp.delivery import PARTIAL
 from dtx.amqp.performatives import MAX_UINT, Coordinator, Error
 from dtx.broker.container import ServedConnection
-from dtx.broker.endpoint.states import ATTACHED, Attachment
+from dtx.broker.endpoint.states import ATTACHED, AttachmentState
 from dtx.broker.queues.outcomes import TAKEN_OCTETS, rejected_state, transactional_state
 from dtx.broker.queues.readers import MOST
 from dtx.broker.transactions.contexts import unknown_id
@@ -98,7 +98,7 @@ class Link:
         self.session = session
         self.endpoint: Endpoint = endpoint
         self.name = endpoint.name
-        self.attachment: Attachment = ATTACHED
+        self.attachment: AttachmentState = ATTACHED
         self.ending: Refusal | None = None
         """The error with which it is closed when the outcomes of earlier messages are sent; it takes nothing more."""
 

@@ -19,7 +19,7 @@ from dtx.amqp.performatives import SENDER_SETTLED
 from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.link import SendingLink, refusal_of
 from dtx.broker.endpoint.outgoing_delivery import NOTES, OutgoingDelivery, Stream, size_with_facts, with_facts
-from dtx.broker.endpoint.states import ATTACHED, DECIDED, ENDED, FREE, SUSPENDED, Attachment
+from dtx.broker.endpoint.states import ATTACHED, DECIDED, ENDED, FREE, SUSPENDED, AttachmentState
 from dtx.broker.queues.entry import State
 from dtx.broker.queues.outcomes import APART, FAILED, GIVEN_BACK, GIVEN_BACK_OCTETS, LOST, REASON, TAKEN, rejected_state
 from dtx.broker.queues.payloads import FOREIGN, split_format
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 
 NOT_SETTLED: Final = {
-    Attachment.SUSPENDED: GIVEN_BACK,
-    Attachment.CLOSED: GIVEN_BACK,
-    Attachment.FAILED: FAILED,
-    Attachment.LOST: LOST,
+    AttachmentState.SUSPENDED: GIVEN_BACK,
+    AttachmentState.CLOSED: GIVEN_BACK,
+    AttachmentState.FAILED: FAILED,
+    AttachmentState.LOST: LOST,
 }
 """The outcome, in place of a failure, of a delivery that was not settled when its link was ended so."""
 UNDELIVERABLE: Final = 1000

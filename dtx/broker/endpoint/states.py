@@ -16,7 +16,7 @@ OK: Final = Result.OK
 
 
 # --- connection --------------------
-class Service(Member):
+class ServiceState(Member):
     """Whether a peer is served."""
 
     SERVED = "what the peer sends is carried out"
@@ -32,20 +32,25 @@ class ServiceVerb(Member):
 
 
 _SERVICE_ROWS: Final = (
-    Row(ServiceVerb.CLOSE, OK, (Service.SERVED, Service.CLOSING), Service.CLOSING, "2.4.3"),
-    Row(ServiceVerb.LOSE, OK, (Service.SERVED, Service.CLOSING), Service.CLOSED, "2.4.3"),
+    Row(ServiceVerb.CLOSE, OK, (ServiceState.SERVED, ServiceState.CLOSING), ServiceState.CLOSING, "2.4.3"),
+    Row(ServiceVerb.LOSE, OK, (ServiceState.SERVED, ServiceState.CLOSING), ServiceState.CLOSED, "2.4.3"),
 )
 SERVICE: Final = Machine(
-    "service", Service, ServiceVerb, Service.SERVED, _SERVICE_ROWS, refusals(Service, ServiceVerb, _SERVICE_ROWS)
+    "service",
+    ServiceState,
+    ServiceVerb,
+    ServiceState.SERVED,
+    _SERVICE_ROWS,
+    refusals(ServiceState, ServiceVerb, _SERVICE_ROWS),
 )
 
-SERVED: Final = Service.SERVED
-CLOSING: Final = Service.CLOSING
-CLOSED: Final = Service.CLOSED
+SERVED: Final = ServiceState.SERVED
+CLOSING: Final = ServiceState.CLOSING
+CLOSED: Final = ServiceState.CLOSED
 
 
 # --- link --------------------
-class Attachment(Member):
+class AttachmentState(Member):
     """Whether a link is attached, and if not, what ended it: that decides what becomes of its deliveries."""
 
     ATTACHED = "attached"
@@ -64,28 +69,28 @@ class AttachmentVerb(Member):
     LOSE = "lose the session or connection"
 
 
-_HAS_DELIVERIES: Final = (Attachment.ATTACHED, Attachment.SUSPENDED)
+_HAS_DELIVERIES: Final = (AttachmentState.ATTACHED, AttachmentState.SUSPENDED)
 _ATTACHMENT_ROWS: Final = (
-    Row(AttachmentVerb.DETACH, OK, (Attachment.ATTACHED,), Attachment.SUSPENDED, "2.7.6"),
-    Row(AttachmentVerb.CLOSE, OK, _HAS_DELIVERIES, Attachment.CLOSED, "2.6.6"),
-    Row(AttachmentVerb.FAIL, OK, _HAS_DELIVERIES, Attachment.FAILED, "2.6.5"),
-    Row(AttachmentVerb.LOSE, OK, _HAS_DELIVERIES, Attachment.LOST, "2.6.4"),
+    Row(AttachmentVerb.DETACH, OK, (AttachmentState.ATTACHED,), AttachmentState.SUSPENDED, "2.7.6"),
+    Row(AttachmentVerb.CLOSE, OK, _HAS_DELIVERIES, AttachmentState.CLOSED, "2.6.6"),
+    Row(AttachmentVerb.FAIL, OK, _HAS_DELIVERIES, AttachmentState.FAILED, "2.6.5"),
+    Row(AttachmentVerb.LOSE, OK, _HAS_DELIVERIES, AttachmentState.LOST, "2.6.4"),
 )
 ATTACHMENT: Final = Machine(
     "attachment",
-    Attachment,
+    AttachmentState,
     AttachmentVerb,
-    Attachment.ATTACHED,
+    AttachmentState.ATTACHED,
     _ATTACHMENT_ROWS,
-    refusals(Attachment, AttachmentVerb, _ATTACHMENT_ROWS),
+    refusals(AttachmentState, AttachmentVerb, _ATTACHMENT_ROWS),
 )
 
-ATTACHED: Final = Attachment.ATTACHED
-SUSPENDED: Final = Attachment.SUSPENDED
+ATTACHED: Final = AttachmentState.ATTACHED
+SUSPENDED: Final = AttachmentState.SUSPENDED
 
 
 # --- the message of a delivery --------------------
-class Custody(Member):
+class CustodyState(Member):
     """Who decides what becomes of a message at a consumer."""
 
     FREE = "the consumer decides, outside of transactions"
@@ -103,7 +108,7 @@ class CustodyVerb(Member):
     END = "it is settled, or comes back to its queue"
 
 
-_S, _V = Custody, CustodyVerb
+_S, _V = CustodyState, CustodyVerb
 _ROWS: Final = (
     Row(_V.HOLD, OK, (_S.FREE,), _S.HELD, "transactions chapter, transactional work"),
     Row(_V.REVERT, OK, (_S.HELD,), _S.FREE, "transactions chapter, discharging"),
@@ -111,12 +116,12 @@ _ROWS: Final = (
     Row(_V.DECIDE, OK, (_S.FREE,), _S.DECIDED, "2.6.12"),
     Row(_V.END, OK, tuple(_S), _S.ENDED, "2.6.12"),
 )
-CUSTODY: Final = Machine("custody", Custody, CustodyVerb, _S.FREE, _ROWS, refusals(_S, _V, _ROWS))
+CUSTODY: Final = Machine("custody", CustodyState, CustodyVerb, _S.FREE, _ROWS, refusals(_S, _V, _ROWS))
 
-FREE: Final = Custody.FREE
-HELD: Final = Custody.HELD
-DECIDED: Final = Custody.DECIDED
-ENDED: Final = Custody.ENDED
+FREE: Final = CustodyState.FREE
+HELD: Final = CustodyState.HELD
+DECIDED: Final = CustodyState.DECIDED
+ENDED: Final = CustodyState.ENDED
 
 HOLD: Final = CUSTODY.column(CustodyVerb.HOLD)
 REVERT: Final = CUSTODY.column(CustodyVerb.REVERT)

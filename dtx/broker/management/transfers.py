@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.values import Ulong
-from dtx.broker.queues.entry import Effect, Entry, State
+from dtx.broker.queues.entry import Entry, MessageMove, State
 from dtx.store.contract import Batch
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Transfer:
     def go_on(self) -> None:
         """One step."""
         batch = Batch()
-        effects: list[Effect] = []
+        effects: list[MessageMove] = []
         while self._left and len(effects) < STEP:
             entry = self._left.popleft()
             if entry.queue is not self._queue or entry.state is State.GONE:
@@ -90,7 +90,7 @@ class Transfer:
         self._entry = self._container.audit.write(batch, self._who, self._what, details, self._entry)
         self._resource.submit(batch, lambda error: self._written(effects, error))
 
-    def _plan(self, entry: Entry, batch: Batch) -> Effect:
+    def _plan(self, entry: Entry, batch: Batch) -> MessageMove:
         if entry.state is not State.AVAILABLE and entry.state is not State.DELAYED:
             raise TransferRefused("held by a consumer or a transaction")
         queue, target = self._queue, self._target(entry)
@@ -110,9 +110,9 @@ class Transfer:
 
         if entry.number in queue.origins:
             batch.drop_record(entry.number)
-        return Effect(entry, target, position, count, None, entry.expires_ms, entry.due_ms)
+        return MessageMove(entry, target, position, count, None, entry.expires_ms, entry.due_ms)
 
-    def _written(self, effects: list[Effect], error: NotStored | None) -> None:
+    def _written(self, effects: list[MessageMove], error: NotStored | None) -> None:
         for effect in effects:
             if error is None:
                 self._queue.move(effect)

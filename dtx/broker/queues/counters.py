@@ -8,7 +8,7 @@ from typing import Final
 INTERVAL_S: Final = 5.0
 
 
-class Meter:
+class RateMeter:
     """What came in and what went out of something, noted every INTERVAL_S. Its rates are those since the note before
     the last one."""
 
@@ -63,7 +63,7 @@ class Counters:
         """Messages that came into it, and that left it, since it is there or was restored."""
         self.dead_lettered = 0
         """Of those that left it: messages that became dead letters."""
-        self.meter = Meter()
+        self.meter = RateMeter()
 
     def clear(self) -> None:
         """The queue is deleted, with what is in it."""

@@ -158,7 +158,7 @@ ORIGIN: Final = "origin"
 """The kind of the records with origins, which have the numbers of their messages."""
 
 
-class Effect(NamedTuple):
+class MessageMove(NamedTuple):
     """What becomes of a message: it goes (`target` None), or stands in `target` with this count and these times;
     `origin` where it becomes a dead letter."""
 

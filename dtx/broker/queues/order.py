@@ -32,7 +32,7 @@ FEW: Final = 1000
 """Messages that are gone and may wait until somebody would take them, before they are sorted out."""
 
 
-class Group:
+class MessageGroup:
     """One group, as long as it has messages."""
 
     __slots__ = ("first", "held", "holder", "in_doubt", "reserved", "waiting")
@@ -61,7 +61,7 @@ class Groups:
     messages others may have now."""
 
     def __init__(self, order: Callable[[Entry], None], freed: Callable[[str], None]) -> None:
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, MessageGroup] = {}
         self._order = order
         self._freed = freed
         self.reserved = 0
@@ -75,7 +75,7 @@ class Groups:
         """A message is available, behind all others of its group."""
         group = self._groups.get(entry.group)
         if group is None:
-            group = self._groups[entry.group] = Group()
+            group = self._groups[entry.group] = MessageGroup()
         heappush(group.waiting, (entry.position, entry))
         if group.first is None:
             self._offer(group)
@@ -91,7 +91,7 @@ class Groups:
         """A prepared branch holds this message."""
         group = self._groups.get(entry.group)
         if group is None:
-            group = self._groups[entry.group] = Group()
+            group = self._groups[entry.group] = MessageGroup()
         group.held += 1
         self.prepared(entry)
 
@@ -123,7 +123,7 @@ class Groups:
         if group is not None:
             self._released(group, entry, changed=False)
 
-    def _released(self, group: Group, entry: Entry, *, changed: bool) -> None:
+    def _released(self, group: MessageGroup, entry: Entry, *, changed: bool) -> None:
         group.held -= 1
         opened = self._decided(group, entry) or not group.held
         if not group.held:
@@ -157,7 +157,7 @@ class Groups:
             self._offer(group)
             self._freed(entry.group)
 
-    def _decided(self, group: Group, entry: Entry) -> bool:
+    def _decided(self, group: MessageGroup, entry: Entry) -> bool:
         if group.in_doubt is None:
             return False
         group.in_doubt.discard(entry.number)
@@ -200,13 +200,13 @@ class Groups:
             self._withdraw(group)
             self._offer(group)
 
-    def _withdraw(self, group: Group) -> None:
+    def _withdraw(self, group: MessageGroup) -> None:
         group.first = None
         if group.reserved:
             group.reserved = False
             self.reserved -= 1
 
-    def _offer(self, group: Group) -> None:
+    def _offer(self, group: MessageGroup) -> None:
         """Offers the message in front to whom it is for."""
         first, waiting = group.first, group.waiting
         if first is not None:
@@ -229,7 +229,7 @@ class Groups:
             return
 
 
-class Order:
+class AvailableMessages:
     """The available messages of one queue, by their positions. `changed` is called when there is one for consumers that
     was not there before, `freed` with a group whose messages others may have now."""
 

@@ -13,9 +13,9 @@ from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.broker.queues.counters import Counters, UnstoredMemory
-from dtx.broker.queues.entry import ORIGIN, Effect, Entry, Origin, State
+from dtx.broker.queues.entry import ORIGIN, Entry, MessageMove, Origin, State
 from dtx.broker.queues.message_times import Expirations
-from dtx.broker.queues.order import Order
+from dtx.broker.queues.order import AvailableMessages
 from dtx.broker.queues.readers import Readers
 from dtx.broker.settings import WhenFull
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED
@@ -111,7 +111,7 @@ class Queue:
         self._owner = owner
         self._entries: dict[int, Entry] = {}
         self.readers = Readers(self._entries)
-        self._order = Order(self.look, self._freed, ordered_groups=settings.ordered_groups)
+        self._order = AvailableMessages(self.look, self._freed, ordered_groups=settings.ordered_groups)
         self.expirations = Expirations()
         self._willing: deque[Consumer] = deque()
         self._marked = False
@@ -381,7 +381,7 @@ class Queue:
         """Messages that will be taken soon: the first `count` that wait, as far as they are available."""
         return self._order.upcoming(count)
 
-    def plan(self, entry: Entry, outcome: Outcome, batch: Batch) -> Effect:
+    def plan(self, entry: Entry, outcome: Outcome, batch: Batch) -> MessageMove:
         """The effect of `outcome` on a held message of this queue, written into `batch`."""
         if outcome.code == ACCEPTED:
             return self._plan_to_go(entry, batch)
@@ -400,9 +400,9 @@ class Queue:
                 return self._plan_to_go(entry, batch)
         if count != entry.count and self.lasting:
             batch.place(entry.number, self.number, entry.position, count, entry.expires_ms)
-        return Effect(entry, self, entry.position, count)
+        return MessageMove(entry, self, entry.position, count)
 
-    def _plan_to_die(self, entry: Entry, target: Queue, reason: str, count: int, batch: Batch) -> Effect:
+    def _plan_to_die(self, entry: Entry, target: Queue, reason: str, count: int, batch: Batch) -> MessageMove:
         """A message goes to the dead letters, where it lives as long as their settings say."""
         position = target.next_position()
         ttl_ms = target.settings.ttl_ms
@@ -410,16 +410,16 @@ class Queue:
         batch.place(entry.number, target.number, position, count, expires_ms)
         origin = Origin(self.name, reason)
         batch.record(entry.number, ORIGIN, origin.encode())
-        return Effect(entry, target, position, count, origin, expires_ms)
+        return MessageMove(entry, target, position, count, origin, expires_ms)
 
-    def _plan_to_go(self, entry: Entry, batch: Batch) -> Effect:
+    def _plan_to_go(self, entry: Entry, batch: Batch) -> MessageMove:
         if self.lasting:
             batch.dequeue(entry.number, entry.size)
             if self.origins and entry.number in self.origins:
                 batch.drop_record(entry.number)
-        return Effect(entry, None, 0, 0)
+        return MessageMove(entry, None, 0, 0)
 
-    def carry_out(self, effect: Effect) -> None:
+    def carry_out(self, effect: MessageMove) -> None:
         """Does what was planned for a held message of this queue."""
         entry, target, position, count, origin, expires_ms, _ = effect
         if target is self:
@@ -445,11 +445,11 @@ class Queue:
         entry.queue, entry.position, entry.count, entry.expires_ms = target, position, count, expires_ms
         target.append(entry)
 
-    def move(self, effect: Effect) -> None:
+    def move(self, effect: MessageMove) -> None:
         """Does what was planned for a message that was held out of turn. Another object stands in the target: this one
         may still stand in an order of this queue."""
         entry, target, position, count, origin, expires_ms, due_ms = effect
-        self.carry_out(Effect(entry, None, 0, 0))
+        self.carry_out(MessageMove(entry, None, 0, 0))
         if target is None:
             return
         target.expect_no_more(entry)
@@ -513,10 +513,10 @@ class Queue:
         if entry is not None and entry.expires_ms > now_ms:
             self._owner.expiries.note(self, entry.expires_ms)
 
-    def plan_expired(self, now_ms: int, most: int, batch: Batch) -> list[Effect]:
+    def plan_expired(self, now_ms: int, most: int, batch: Batch) -> list[MessageMove]:
         """What becomes of at most so many messages whose time has passed, and which are not held, written into `batch`;
         they are held until that is carried out."""
-        effects: list[Effect] = []
+        effects: list[MessageMove] = []
         while len(effects) < most:
             entry = self.expirations.first(self)
             if entry is None or entry.expires_ms > now_ms:
@@ -528,9 +528,9 @@ class Queue:
             self.expirations.drop_first()
         return effects
 
-    def plan_overfull(self, now_ms: int, most: int, batch: Batch) -> list[Effect]:
+    def plan_overfull(self, now_ms: int, most: int, batch: Batch) -> list[MessageMove]:
         """The same for the oldest messages, where there are more than there may be."""
-        effects: list[Effect] = []
+        effects: list[MessageMove] = []
         if not self.overfull or most <= 0:
             return effects
         settings = self.settings
@@ -554,7 +554,7 @@ class Queue:
             effects.append(effect)
         return effects
 
-    def _plan_to_leave(self, entry: Entry, reason: str, batch: Batch) -> Effect | None:
+    def _plan_to_leave(self, entry: Entry, reason: str, batch: Batch) -> MessageMove | None:
         """A message that is not held leaves for the dead letters, where there are to be any; None: they are full, and
         it stays."""
         target = self._owner.dead_letter_queue(self)

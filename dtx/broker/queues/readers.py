@@ -25,7 +25,7 @@ PAGE: Final = 100
 FEW: Final = 1000
 
 
-class Line:
+class OrderedMessages:
     """The messages of a queue in their order, with some that have left it. A message may get another position when it
     leaves, and is no longer what the line has then."""
 
@@ -97,7 +97,7 @@ class Readers:
         self._users: dict[str, ReadersOfUser] = {}
         self._again: dict[Browser, None] = {}
         """Those that may go on, though nothing is new."""
-        self._line: Line | None = None
+        self._line: OrderedMessages | None = None
         """What they read, once there was one."""
 
     def __bool__(self) -> bool:
@@ -146,12 +146,12 @@ class Readers:
         if len(self._line) <= 2 * len(self._entries) + FEW:
             self._line.add(entry)
         else:
-            self._line = Line(self._entries.values()) if self._users else None
+            self._line = OrderedMessages(self._entries.values()) if self._users else None
 
     def behind(self, position: int) -> tuple[int, list[Entry]]:
         """Some messages behind a position, in their order; and the position up to which they go."""
         if self._line is None:
-            self._line = Line(self._entries.values())
+            self._line = OrderedMessages(self._entries.values())
         return self._line.behind(position)
 
     def clear(self) -> None:

@@ -20,7 +20,7 @@ from dtx.store.contract import Batch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dtx.broker.queues.entry import Effect
+    from dtx.broker.queues.entry import MessageMove
     from dtx.broker.queues.queue import Queue
     from dtx.store.contract import NotStored
 
@@ -28,7 +28,7 @@ STEP: Final = 500
 """Messages of one step."""
 
 
-class Removals:
+class AutomaticRemoval:
     """What goes by itself. `now_ms` tells the time, `submit` makes a batch durable."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Removals:
         if self._writing or self._refused or not self._queues:
             return
         batch, now_ms = Batch(), self._now_ms()
-        effects: list[Effect] = []
+        effects: list[MessageMove] = []
         for queue in tuple(self._queues):
             if not queue.deleted and not queue.closing:
                 effects += queue.plan_expired(now_ms, STEP - len(effects), batch)
@@ -82,7 +82,7 @@ class Removals:
         self._writing = True
         self._submit(batch, lambda error: self._written(effects, error))
 
-    def _written(self, effects: list[Effect], error: NotStored | None) -> None:
+    def _written(self, effects: list[MessageMove], error: NotStored | None) -> None:
         self._writing = False
         if error is None:
             self._carry_out(effects)
@@ -93,6 +93,6 @@ class Removals:
                 effect.target.expect_no_more(effect.entry)
             effect.entry.queue.give_back(effect.entry)
 
-    def _carry_out(self, effects: list[Effect]) -> None:
+    def _carry_out(self, effects: list[MessageMove]) -> None:
         for effect in effects:
             effect.entry.queue.move(effect)

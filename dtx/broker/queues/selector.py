@@ -123,7 +123,7 @@ class Selector:
         how often the message was delivered in vain; by default its header says so."""
         try:
             return self._condition(_Message(octets, delivery_count)) is True
-        except (DecodeError, WireError, _TooMuchWork):
+        except (DecodeError, WireError, _SelectorTooCostly):
             return False
 
     def __str__(self) -> str:
@@ -151,7 +151,7 @@ def _is_selector(descriptor: object) -> bool:
 
 
 # -- messages
-class _TooMuchWork(Exception):
+class _SelectorTooCostly(Exception):
     """Matching the message takes more than MAX_WORK."""
 
 
@@ -181,7 +181,7 @@ class _Message:
     def spend(self, work: int) -> None:
         self.work -= work
         if self.work < 0:
-            raise _TooMuchWork
+            raise _SelectorTooCostly
 
     def header(self) -> Header:
         if self._header is None:

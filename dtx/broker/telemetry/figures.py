@@ -56,7 +56,7 @@ class QueueFigures:
 
 
 @dataclass(slots=True)
-class Figures:
+class BrokerFigures:
     """The broker at one moment."""
 
     queues: dict[str, QueueFigures] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class _Place:
     dead: bool
 
 
-class FiguresOf:
+class FigureReader:
     """Takes the figures of one broker, again and again. `most` bounds the queues that are listed by their names."""
 
     def __init__(self, container: Container, most: int) -> None:
@@ -91,11 +91,11 @@ class FiguresOf:
         self._gone = QueueFigures()
         """What the queues had counted that were listed as OTHER, and are deleted."""
 
-    async def take(self) -> Figures:
+    async def take(self) -> BrokerFigures:
         """The figures now."""
         container = self._container
         resource = container.resource
-        figures = Figures(
+        figures = BrokerFigures(
             queue_count=len(resource.queues),
             connections=len(container.connections),
             sessions=sum(len(connection.sessions) for connection in container.connections.values()),
@@ -131,7 +131,7 @@ class FiguresOf:
             if not number % STEP:
                 await asyncio.sleep(0)
 
-    def _add(self, figures: Figures, queue: Queue, now_ms: int) -> None:
+    def _add(self, figures: BrokerFigures, queue: Queue, now_ms: int) -> None:
         place = self._places.get(queue) or self._new_place(queue)
         name = queue.name if place.named else OTHER
         target = figures.queues.get(name)
@@ -156,7 +156,7 @@ class FiguresOf:
         place = self._places[queue] = _Place(named, self._container.resource.takes_dead_letters(queue))
         return place
 
-    async def _add_branches(self, figures: Figures, now_ms: int) -> None:
+    async def _add_branches(self, figures: BrokerFigures, now_ms: int) -> None:
         for number, branch in enumerate(list(self._container.registry), start=1):
             state = STATES.get(branch.state)
             if state is not None:

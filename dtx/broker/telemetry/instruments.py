@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry import metrics
 
 from dtx.broker.telemetry import metrics as table
-from dtx.broker.telemetry.figures import Figures
+from dtx.broker.telemetry.figures import BrokerFigures
 from xa.telemetry.metric import QUEUE
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _OF_QUEUES: Final[dict[Metric, Callable[[QueueFigures], float | None]]] = {
     table.DEAD_LETTERED: lambda queue: queue.dead_lettered,
     table.DEAD_LETTERS: lambda queue: queue.dead_letters,
 }
-_OF_THE_BROKER: Final[dict[Metric, Callable[[Figures], float | None]]] = {
+_OF_THE_BROKER: Final[dict[Metric, Callable[[BrokerFigures], float | None]]] = {
     table.QUEUES: lambda figures: figures.queue_count,
     table.CONNECTIONS: lambda figures: figures.connections,
     table.SESSIONS: lambda figures: figures.sessions,
@@ -61,11 +61,11 @@ class Instruments:
     figures there."""
 
     def __init__(
-        self, providers: Iterable[metrics.MeterProvider | None], take: Callable[[], Coroutine[Any, Any, Figures]]
+        self, providers: Iterable[metrics.MeterProvider | None], take: Callable[[], Coroutine[Any, Any, BrokerFigures]]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._take = take
-        self._figures = Figures()
+        self._figures = BrokerFigures()
         self._taken_at = float("-inf")
         self._record: dict[Metric, list[Callable[[float], None]]] = {}
         for provider in providers:
@@ -104,7 +104,7 @@ class Instruments:
     def _observe(self, metric: Metric, _: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
         return list(_observations(metric, self._now()))
 
-    def _now(self) -> Figures:
+    def _now(self) -> BrokerFigures:
         """The figures, from a reader's thread."""
         if time.monotonic() - self._taken_at > FRESH_S and not self._is_on_loop():
             self._taken_at = time.monotonic()
@@ -124,7 +124,7 @@ class Instruments:
             return False
 
 
-def _observations(metric: Metric, figures: Figures) -> Iterable[metrics.Observation]:
+def _observations(metric: Metric, figures: BrokerFigures) -> Iterable[metrics.Observation]:
     if metric is table.BRANCHES:
         for state, count in figures.branches.items():
             yield metrics.Observation(count, {table.STATE: state})

@@ -10,7 +10,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-from dtx.broker.telemetry.figures import FiguresOf
+from dtx.broker.telemetry.figures import FigureReader
 from dtx.broker.telemetry.readiness import Readiness
 from xa.telemetry.endpoint import JSON, Answer, Endpoint, text_answer
 from xa.telemetry.exposition import Exposition, MetricsPage, NoExporter
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dtx.broker.config import Address, BrokerConfig
     from dtx.broker.container import Container
-    from dtx.broker.telemetry.figures import Figures
+    from dtx.broker.telemetry.figures import BrokerFigures
     from dtx.broker.telemetry.instruments import Instruments
     from dtx.store.contract import BrokerStore
 
@@ -36,7 +36,7 @@ class Monitoring:
     ) -> None:
         self._http = config.http
         self._store = store
-        self._figures = FiguresOf(container, config.settings.metrics_queues)
+        self._figures = FigureReader(container, config.settings.metrics_queues)
         self._readiness = Readiness(container.resource, flush)
         self._endpoint: Endpoint | None = None
         self._exposition: Exposition | None = None
@@ -86,7 +86,7 @@ class Monitoring:
         if self._exposition is not None:
             await asyncio.to_thread(self._exposition.close)
 
-    async def figures(self) -> Figures:
+    async def figures(self) -> BrokerFigures:
         """How the broker is now."""
         figures = await self._figures.take()
         figures.store_octets, figures.store_full = self._store.octets, self._store.full

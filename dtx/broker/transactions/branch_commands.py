@@ -19,10 +19,10 @@ from dtx.protocol.commands import (
     Complete,
     Fence,
     Forget,
-    Found,
     GetTimeout,
     Prepare,
     Recover,
+    RecoveredState,
     Rollback,
     SetTimeout,
 )
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     Answer = Callable[[Reply], None]
 
-FOUND: Final = {BranchState.S3: Found.PREPARED, BranchState.S5: Found.HEURISTIC}
+FOUND: Final = {BranchState.S3: RecoveredState.PREPARED, BranchState.S5: RecoveredState.HEURISTIC}
 
 
 class DtxCoordination:
@@ -164,7 +164,7 @@ class DtxCoordination:
     # -- recovery
     def _recover(self, command: Recover, identity: Identity) -> Recovered:
         found: list[Branch] = []
-        states = command.states or tuple(Found)
+        states = command.states or tuple(RecoveredState)
         owner = None if self._permissions.may_coordinate_all(identity) else identity.name
         for branch in self._registry.in_doubt(command.after, command.prefix, owner):
             if FOUND.get(branch.state) not in states:

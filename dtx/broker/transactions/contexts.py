@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.queues.outcomes import TAKEN, TAKEN_OCTETS, Outcome, transactional_state
-from dtx.broker.transactions.state_tables import LOCAL, Local, LocalVerb
+from dtx.broker.transactions.state_tables import LOCAL, LocalState, LocalVerb
 from dtx.broker.transactions.transactional_work import HeldMessage, LiveDelivery, TransactionalWork, WorkFullError
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.store.contract import Batch
@@ -234,26 +234,26 @@ class LocalTransaction(WorkContext):
         super().__init__(
             resource, txn_id, control, TransactionalWork(resource.limits, resource.unstored, resource.reasons)
         )
-        self.state = Local.ACTIVE
+        self.state = LocalState.ACTIVE
         self._cause: Refusal | None = None
         self._ended = ended
         timeout_s = resource.settings.local_timeout_s
         self._timer = resource.after(timeout_s, self._expire) if timeout_s else None
 
     def check(self) -> None:
-        if self.state is not Local.ACTIVE:
+        if self.state is not LocalState.ACTIVE:
             raise RefusedError(self._cause or unknown_id(self.txn_id))
 
     def discharge(self, *, fail: bool, answer: Callable[[Refusal | None], None]) -> None:
         """Commits or rolls back. `answer` is called with None once that is done, and durable where it has to be."""
         if fail:
-            active = self.state is Local.ACTIVE
+            active = self.state is LocalState.ACTIVE
             self.state = advance(LOCAL, self.state, LocalVerb.ROLLBACK)
             if active:
                 self._undo()
             self._over()
             answer(None)
-        elif self.state is Local.ROLLED_BACK:
+        elif self.state is LocalState.ROLLED_BACK:
             self.state = advance(LOCAL, self.state, LocalVerb.COMMIT, Result.RB)
             self._over()
             answer(self._cause)
@@ -290,7 +290,7 @@ class LocalTransaction(WorkContext):
             self._resource.submit(batch, done)
 
     def refuse_success(self, refusal: Refusal) -> None:
-        if self.state is Local.ACTIVE:
+        if self.state is LocalState.ACTIVE:
             self.state = advance(LOCAL, self.state, LocalVerb.BREAK)
             message = f"rolled back: {refusal.description}"
             self._cause = Refusal(Condition.ROLLBACK, message, Code.XA_RBOTHER)
@@ -298,14 +298,14 @@ class LocalTransaction(WorkContext):
 
     def lose(self) -> None:
         """The control link is closed."""
-        active = self.state is Local.ACTIVE
+        active = self.state is LocalState.ACTIVE
         self.state = advance(LOCAL, self.state, LocalVerb.LOSE)
         if active:
             self._undo()
         self._over()
 
     def _expire(self) -> None:
-        if self.state is Local.ACTIVE:
+        if self.state is LocalState.ACTIVE:
             self.state = advance(LOCAL, self.state, LocalVerb.EXPIRE)
             timeout_s = self._resource.settings.local_timeout_s
             message = f"rolled back: the transaction took longer than {timeout_s} s"

@@ -77,7 +77,7 @@ CHANNEL: Final = Machine(
 )
 
 
-class Local(Enum):
+class LocalState(Enum):
     """The state of a local transaction."""
 
     ACTIVE = "active"
@@ -101,39 +101,39 @@ class LocalVerb(Enum):
 _CHAPTER: Final = "transactions chapter, discharging"
 LOCAL: Final = Machine(
     "local transaction",
-    Local,
+    LocalState,
     LocalVerb,
-    Local.ACTIVE,
+    LocalState.ACTIVE,
     (
-        Row(LocalVerb.WORK, OK, (Local.ACTIVE,), Local.ACTIVE, "transactions chapter, transactional work"),
-        Row(LocalVerb.COMMIT, OK, (Local.ACTIVE,), Local.COMMITTING, _CHAPTER),
-        Row(LocalVerb.COMMIT, RB, (Local.ACTIVE, Local.ROLLED_BACK), Local.DISCHARGED, _CHAPTER),
-        Row(LocalVerb.FORCED, OK, (Local.COMMITTING,), Local.DISCHARGED, _CHAPTER),
-        Row(LocalVerb.FORCED, RB, (Local.COMMITTING,), Local.DISCHARGED, "design: the store is full"),
-        Row(LocalVerb.ROLLBACK, OK, (Local.ACTIVE, Local.ROLLED_BACK), Local.DISCHARGED, _CHAPTER),
-        Row(LocalVerb.EXPIRE, OK, (Local.ACTIVE,), Local.ROLLED_BACK, "transaction-timeout"),
-        Row(LocalVerb.BREAK, OK, (Local.ACTIVE,), Local.ROLLED_BACK, "chapter, sent settled by controller"),
-        Row(LocalVerb.LOSE, OK, (Local.ACTIVE, Local.ROLLED_BACK), Local.DISCHARGED, "design, rule 4"),
-        Row(LocalVerb.LOSE, OK, (Local.COMMITTING,), Local.COMMITTING, "design: a commit goes its way"),
+        Row(LocalVerb.WORK, OK, (LocalState.ACTIVE,), LocalState.ACTIVE, "transactions chapter, transactional work"),
+        Row(LocalVerb.COMMIT, OK, (LocalState.ACTIVE,), LocalState.COMMITTING, _CHAPTER),
+        Row(LocalVerb.COMMIT, RB, (LocalState.ACTIVE, LocalState.ROLLED_BACK), LocalState.DISCHARGED, _CHAPTER),
+        Row(LocalVerb.FORCED, OK, (LocalState.COMMITTING,), LocalState.DISCHARGED, _CHAPTER),
+        Row(LocalVerb.FORCED, RB, (LocalState.COMMITTING,), LocalState.DISCHARGED, "design: the store is full"),
+        Row(LocalVerb.ROLLBACK, OK, (LocalState.ACTIVE, LocalState.ROLLED_BACK), LocalState.DISCHARGED, _CHAPTER),
+        Row(LocalVerb.EXPIRE, OK, (LocalState.ACTIVE,), LocalState.ROLLED_BACK, "transaction-timeout"),
+        Row(LocalVerb.BREAK, OK, (LocalState.ACTIVE,), LocalState.ROLLED_BACK, "chapter, sent settled by controller"),
+        Row(LocalVerb.LOSE, OK, (LocalState.ACTIVE, LocalState.ROLLED_BACK), LocalState.DISCHARGED, "design, rule 4"),
+        Row(LocalVerb.LOSE, OK, (LocalState.COMMITTING,), LocalState.COMMITTING, "design: a commit goes its way"),
     ),
     {
-        (Local.COMMITTING, LocalVerb.WORK): Code.XAER_PROTO,
-        (Local.ROLLED_BACK, LocalVerb.WORK): Code.XA_RBROLLBACK,
-        (Local.DISCHARGED, LocalVerb.WORK): Code.XAER_NOTA,
-        (Local.COMMITTING, LocalVerb.COMMIT): Code.XAER_PROTO,
-        (Local.DISCHARGED, LocalVerb.COMMIT): Code.XAER_NOTA,
-        (Local.ACTIVE, LocalVerb.FORCED): Code.XAER_PROTO,
-        (Local.ROLLED_BACK, LocalVerb.FORCED): Code.XAER_PROTO,
-        (Local.DISCHARGED, LocalVerb.FORCED): Code.XAER_PROTO,
-        (Local.COMMITTING, LocalVerb.ROLLBACK): Code.XAER_PROTO,
-        (Local.DISCHARGED, LocalVerb.ROLLBACK): Code.XAER_NOTA,
-        (Local.COMMITTING, LocalVerb.EXPIRE): Code.XAER_PROTO,
-        (Local.ROLLED_BACK, LocalVerb.EXPIRE): Code.XAER_PROTO,
-        (Local.DISCHARGED, LocalVerb.EXPIRE): Code.XAER_PROTO,
-        (Local.COMMITTING, LocalVerb.BREAK): Code.XAER_PROTO,
-        (Local.ROLLED_BACK, LocalVerb.BREAK): Code.XAER_PROTO,
-        (Local.DISCHARGED, LocalVerb.BREAK): Code.XAER_PROTO,
-        (Local.DISCHARGED, LocalVerb.LOSE): Code.XAER_PROTO,
+        (LocalState.COMMITTING, LocalVerb.WORK): Code.XAER_PROTO,
+        (LocalState.ROLLED_BACK, LocalVerb.WORK): Code.XA_RBROLLBACK,
+        (LocalState.DISCHARGED, LocalVerb.WORK): Code.XAER_NOTA,
+        (LocalState.COMMITTING, LocalVerb.COMMIT): Code.XAER_PROTO,
+        (LocalState.DISCHARGED, LocalVerb.COMMIT): Code.XAER_NOTA,
+        (LocalState.ACTIVE, LocalVerb.FORCED): Code.XAER_PROTO,
+        (LocalState.ROLLED_BACK, LocalVerb.FORCED): Code.XAER_PROTO,
+        (LocalState.DISCHARGED, LocalVerb.FORCED): Code.XAER_PROTO,
+        (LocalState.COMMITTING, LocalVerb.ROLLBACK): Code.XAER_PROTO,
+        (LocalState.DISCHARGED, LocalVerb.ROLLBACK): Code.XAER_NOTA,
+        (LocalState.COMMITTING, LocalVerb.EXPIRE): Code.XAER_PROTO,
+        (LocalState.ROLLED_BACK, LocalVerb.EXPIRE): Code.XAER_PROTO,
+        (LocalState.DISCHARGED, LocalVerb.EXPIRE): Code.XAER_PROTO,
+        (LocalState.COMMITTING, LocalVerb.BREAK): Code.XAER_PROTO,
+        (LocalState.ROLLED_BACK, LocalVerb.BREAK): Code.XAER_PROTO,
+        (LocalState.DISCHARGED, LocalVerb.BREAK): Code.XAER_PROTO,
+        (LocalState.DISCHARGED, LocalVerb.LOSE): Code.XAER_PROTO,
     },
 )
 

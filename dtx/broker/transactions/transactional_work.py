@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from dtx.amqp.conditions import Condition
-from dtx.broker.queues.entry import Effect, Entry, State, write_post
+from dtx.broker.queues.entry import Entry, MessageMove, State, write_post
 from dtx.broker.queues.outcomes import FAILED, TAKEN, Outcome, decode_outcomes, encode_outcomes
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import ACCEPTED
@@ -174,7 +174,7 @@ class TransactionalWork:
         self.octets = 0
 
     # -- committing
-    def write_commit(self, batch: Batch, *, stored: bool) -> list[Effect]:
+    def write_commit(self, batch: Batch, *, stored: bool) -> list[MessageMove]:
         """Writes the commit; `stored` when the posted messages are in the store already (a prepared
         branch)."""
         for entry in self.posts:
@@ -192,7 +192,7 @@ class TransactionalWork:
                 effects.append(entry.queue.plan(entry, held.outcome or held.default, batch))
         return effects
 
-    def commit(self, effects: Iterable[Effect]) -> None:
+    def commit(self, effects: Iterable[MessageMove]) -> None:
         """The commit is durable: what was posted becomes available, the outcomes are in force."""
         for entry in self.posts:
             queue = entry.queue
@@ -214,7 +214,7 @@ class TransactionalWork:
         self._clear(None)
 
     # -- rolling back
-    def write_rollback(self, batch: Batch, *, stored: bool) -> list[Effect]:
+    def write_rollback(self, batch: Batch, *, stored: bool) -> list[MessageMove]:
         """Writes the rollback: posted messages go where they were `stored`, and messages that no consumer can say
         anything about any more get their default outcome."""
         if stored:
@@ -228,7 +228,7 @@ class TransactionalWork:
                 effects.append(entry.queue.plan(entry, held.default, batch))
         return effects
 
-    def rollback(self, effects: Iterable[Effect], batch: Batch) -> None:
+    def rollback(self, effects: Iterable[MessageMove], batch: Batch) -> None:
         """The work is undone. A delivery that ended since its rollback was written gets its default outcome
         now, in `batch`: no one waits for that."""
         for entry in self.posts:

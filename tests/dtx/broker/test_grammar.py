@@ -15,11 +15,11 @@ from dtx.broker.endpoint.states import (
     ATTACHMENT,
     CUSTODY,
     SERVICE,
-    Attachment,
+    AttachmentState,
     AttachmentVerb,
-    Custody,
+    CustodyState,
     CustodyVerb,
-    Service,
+    ServiceState,
     ServiceVerb,
 )
 from dtx.broker.transactions.branches import MAX_TIMEOUT_S
@@ -380,17 +380,17 @@ def test_every_command_has_its_verbs() -> None:
 
 def test_a_message_has_one_decider() -> None:
     """Whoever holds one, or has decided about it, is alone with it."""
-    for state in (Custody.HELD, Custody.DECIDED, Custody.ENDED):
+    for state in (CustodyState.HELD, CustodyState.DECIDED, CustodyState.ENDED):
         for verb in (CustodyVerb.HOLD, CustodyVerb.DECIDE):
             assert CUSTODY.refusal(state, verb) is Code.XAER_PROTO
-    assert CUSTODY.refusal(Custody.DECIDED, CustodyVerb.REVERT) is Code.XAER_PROTO
+    assert CUSTODY.refusal(CustodyState.DECIDED, CustodyVerb.REVERT) is Code.XAER_PROTO
 
 
 def test_a_peer_that_is_gone_and_a_link_that_has_ended_stay_so() -> None:
     for service_verb in ServiceVerb:
-        assert SERVICE.refusal(Service.CLOSED, service_verb) is Code.XAER_PROTO
-    assert ATTACHMENT.refusal(Attachment.SUSPENDED, AttachmentVerb.DETACH) is Code.XAER_PROTO
-    for ended in set(Attachment) - {Attachment.ATTACHED, Attachment.SUSPENDED}:
+        assert SERVICE.refusal(ServiceState.CLOSED, service_verb) is Code.XAER_PROTO
+    assert ATTACHMENT.refusal(AttachmentState.SUSPENDED, AttachmentVerb.DETACH) is Code.XAER_PROTO
+    for ended in set(AttachmentState) - {AttachmentState.ATTACHED, AttachmentState.SUSPENDED}:
         for verb in AttachmentVerb:
             assert ATTACHMENT.refusal(ended, verb) is Code.XAER_PROTO
 

@@ -17,9 +17,9 @@ from dtx.protocol.commands import (
     Declare,
     Fence,
     Forget,
-    Found,
     Prepare,
     Recover,
+    RecoveredState,
     Rollback,
     Start,
 )
@@ -130,7 +130,7 @@ def test_a_heuristic_decision_is_told_until_it_is_forgotten(commit: bool, crash:
     heuristic = Result(Code.XA_HEURCOM if commit else Code.XA_HEURRB)
 
     assert other.ask(Recover()) == Recovered((XID,))
-    assert other.ask(Recover(states=(Found.PREPARED,))) == Recovered(())
+    assert other.ask(Recover(states=(RecoveredState.PREPARED,))) == Recovered(())
     assert other.ask(Commit(XID)) == heuristic
     assert other.ask(Rollback(XID)) == heuristic
     assert other.coordinator().refused(Declare(Start(XID))).code is Code.XAER_DUPID
@@ -153,8 +153,8 @@ def test_recover_answers_in_pages_with_filters(peer: Peer) -> None:
         (Recover(after=xids[3], count=2), xids[4:], False),
         (Recover(after=xids[4]), [], False),
         (Recover(prefix=b"b-"), xids[2:], False),
-        (Recover(prefix=b"a-", states=(Found.HEURISTIC,)), xids[1:2], False),
-        (Recover(prefix=b"a-", states=(Found.PREPARED,)), xids[:1], False),
+        (Recover(prefix=b"a-", states=(RecoveredState.HEURISTIC,)), xids[1:2], False),
+        (Recover(prefix=b"a-", states=(RecoveredState.PREPARED,)), xids[:1], False),
         (Recover(after=Xid(1, b"a-15")), xids[1:], False),  # one that is gone meanwhile
     ):
         assert peer.ask(question) == Recovered(tuple(expected), more=more), question
@@ -168,7 +168,7 @@ def test_recover_says_what_a_branch_holds(crash: bool) -> None:
     if crash:
         world = world.crash()
     holdings = (Holding("in", 1, 0), Holding("out", 0, 1))
-    details = Details(XID, Found.PREPARED, since_ms, "", holdings)
+    details = Details(XID, RecoveredState.PREPARED, since_ms, "", holdings)
     assert world.connect().ask(Recover(details=True)) == Recovered((XID,), details=(details,))
 
 

@@ -24,7 +24,7 @@ from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.queues.queue import LOOKED_AT
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.broker.telemetry import readiness
-from dtx.broker.telemetry.figures import Figures, FiguresOf
+from dtx.broker.telemetry.figures import BrokerFigures, FigureReader
 from dtx.broker.telemetry.metrics import METRICS, STATE
 from dtx.protocol.commands import Start
 from dtx.store.contract import Step, StoreAway
@@ -45,7 +45,7 @@ WAIT_S = 30
 LEASE_S = 2.0
 
 
-def taken(figures: FiguresOf) -> Figures:
+def taken(figures: FigureReader) -> BrokerFigures:
     return asyncio.run(figures.take())
 
 
@@ -55,7 +55,7 @@ def test_the_figures_are_those_of_the_queues(world: World, peer: Peer) -> None:
     peer.first("orders")
     world.clock.seconds += 5
     world.container.resource.tick()
-    figures = taken(FiguresOf(world.container, 10))
+    figures = taken(FigureReader(world.container, 10))
     orders = figures.queues["orders"]
     assert (orders.depth, orders.held, orders.consumers, orders.came, orders.went) == (3, 1, 1, 3, 0)
     assert orders.octets > 0
@@ -68,7 +68,7 @@ def test_a_message_whose_time_has_not_come_does_not_wait(world: World, peer: Pee
 
     def told() -> tuple[int, int, float | None]:
         world.container.resource.tick()
-        one = taken(FiguresOf(world.container, 10)).queues["q"]
+        one = taken(FigureReader(world.container, 10)).queues["q"]
         return one.depth, one.delayed, one.oldest_s
 
     peer.post_many(range(LOOKED_AT + 1), annotations={symbol(DELIVERY_DELAY): 86_400_000})
@@ -88,7 +88,7 @@ def test_branches_are_counted_by_their_state(world: World, peer: Peer, control: 
     peer.prepared(posts="out")
     world.clock.seconds += 7
     control.declare(Start(Xid(1, b"two", b"b")))
-    figures = taken(FiguresOf(world.container, 10))
+    figures = taken(FigureReader(world.container, 10))
     assert figures.branches == {"active": 1, "idle": 0, "prepared": 1, "rollback_only": 0, "heuristic": 0}
     assert figures.in_doubt_s == pytest.approx(7, abs=0.1)
 
@@ -97,7 +97,7 @@ def test_dead_letters_are_counted_where_they_come_from_and_where_they_are(world:
     peer.fill("orders", "bad")
     _, delivery, _ = peer.first("orders")
     peer.settle(delivery, delivery.REJECTED)
-    queues = taken(FiguresOf(world.container, 10)).queues
+    queues = taken(FigureReader(world.container, 10)).queues
     assert (queues["orders"].dead_lettered, queues["orders"].dead_letters) == (1, 0)
     assert (queues["orders.dead"].dead_lettered, queues["orders.dead"].dead_letters) == (0, 1)
 
@@ -112,7 +112,7 @@ def test_a_thousand_queues_are_not_a_thousand_series(world: World, peer: Peer) -
     peer.receiver(None, 1)
     for name in ("q0", "q998", "q999"):
         peer.fill(name, "x")
-    figures = FiguresOf(world.container, 10)
+    figures = FigureReader(world.container, 10)
     told = taken(figures)
     assert set(told.queues) == {f"q{number}" for number in range(10)} | {OTHER}
     assert (told.queues["q0"].came, told.queues[OTHER].came, told.queues[OTHER].depth) == (1, 2, 2)
@@ -140,7 +140,7 @@ def test_no_queue_is_looked_for_in_all_settings() -> None:
 
     world = World(Settings(queues=Counted({f"q{number}": QueueSettings() for number in range(10)})))
     looked.clear()
-    assert len(taken(FiguresOf(world.container, 10)).queues) == 10
+    assert len(taken(FigureReader(world.container, 10)).queues) == 10
     assert not looked
 
 

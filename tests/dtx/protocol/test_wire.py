@@ -30,10 +30,10 @@ from dtx.protocol.commands import (
     End,
     Fence,
     Forget,
-    Found,
     GetTimeout,
     Prepare,
     Recover,
+    RecoveredState,
     Rollback,
     SetTimeout,
     Start,
@@ -92,7 +92,7 @@ def test_what_is_said_of_demarcation_survives_the_wire(command: Any) -> None:
         *(kind(xid, flag) for kind in (Prepare, Commit) for xid in XIDS for flag in (False, True)),
         *(kind(xid) for kind in (Rollback, GetTimeout) for xid in XIDS),
         *(Complete(xid, commit=commit) for xid in (SHORTEST, LONGEST) for commit in (False, True)),
-        *(Recover(xid, count, b"p" * count, tuple(Found), details=True) for xid in XIDS for count in (1, 64)),
+        *(Recover(xid, count, b"p" * count, tuple(RecoveredState), details=True) for xid in XIDS for count in (1, 64)),
         *(SetTimeout(timeout_s, xid) for timeout_s in (0, LAST) for xid in XIDS),
         *(Fence(LAST, bytes(64), flag) for flag in (False, True)),
         Forget(LONGEST),
@@ -109,7 +109,8 @@ def test_commands_survive_the_wire(command: Any) -> None:
         Timeout(0),
         Timeout(LAST),
         *(Recovered((SHORTEST, LONGEST), more, tuple(
-            Details(LONGEST, found, 2**62, TEXT, HOLDINGS, outcome) for found in Found for outcome in (None, *Code)
+            Details(LONGEST, found, 2**62, TEXT, HOLDINGS, outcome)
+            for found in RecoveredState for outcome in (None, *Code)
         ) * detailed) for more, detailed in PAIRS),
         *(Refusal(str(condition), TEXT, code, LONGEST) for condition in Condition for code in Code),
     ],

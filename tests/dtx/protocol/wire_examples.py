@@ -18,10 +18,10 @@ from dtx.protocol.commands import (
     End,
     Fence,
     Forget,
-    Found,
     GetTimeout,
     Prepare,
     Recover,
+    RecoveredState,
     Rollback,
     SetTimeout,
     Start,
@@ -57,7 +57,7 @@ COMMAND_EXAMPLES: dict[str, Any] = {
     "forget": Forget(SMALL),
     "recover, everything": Recover(),
     "recover, second page with filters and details": Recover(
-        SMALL, 100, b"orders-1\x00", (Found.PREPARED,), details=True
+        SMALL, 100, b"orders-1\x00", (RecoveredState.PREPARED,), details=True
     ),
     "set-timeout": SetTimeout(30, SMALL),
     "get-timeout": GetTimeout(SMALL),
@@ -71,7 +71,7 @@ REPLY_EXAMPLES: dict[str, Any] = {
     "recovered, with details": Recovered(
         (SMALL,),
         more=True,
-        details=(Details(SMALL, Found.PREPARED, 1_700_000_000_000, "shop", (Holding("orders", 1, 0),)),),
+        details=(Details(SMALL, RecoveredState.PREPARED, 1_700_000_000_000, "shop", (Holding("orders", 1, 0),)),),
     ),
     "timeout": Timeout(30),
     "error": Refusal("amqp:not-found", "there is no such branch", Code.XAER_NOTA, SMALL),

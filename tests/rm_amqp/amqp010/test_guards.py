@@ -17,7 +17,7 @@ from rm_amqp.amqp010.branches import Branch
 from rm_amqp.amqp010.channel import Channel, Refused
 from rm_amqp.amqp010.driver import QpidDriver, on_wire
 from rm_amqp.amqp010.resource import QpidResource
-from rm_amqp.amqp010.session import Content
+from rm_amqp.amqp010.session import MessageContent
 from rm_amqp.amqp010.structs import (
     DeliveryProperties,
     DtxCommit,
@@ -97,7 +97,7 @@ class Raw:
     def send(self, queue: str, body: bytes) -> None:
         """A message, under the branch that is associated."""
         delivery = DeliveryProperties(routing_key=queue, delivery_mode=2)
-        self.channel.send(MessageTransfer("", 0, 0), Content(delivery, MessageProperties(), body))
+        self.channel.send(MessageTransfer("", 0, 0), MessageContent(delivery, MessageProperties(), body))
 
     def prepared(self) -> list[Xid]:
         """What is in doubt."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rm_amqp import Message
-from rm_amqp.amqp010.session import Content
+from rm_amqp.amqp010.session import MessageContent
 from rm_amqp.amqp010.structs import DeliveryProperties, MessageProperties, MessageTransfer, QueueDelete
 from tests.broker_j import BrokerJ
 from tests.rm_amqp.amqp010.client import QpidClient
@@ -77,7 +77,7 @@ def test_a_message_that_was_not_routed_fails_the_branch(client: QpidClient, brok
 def test_a_body_that_is_not_what_its_type_says_is_octets(client: QpidClient, broker_j: BrokerJ, queue: str) -> None:
     channel = broker_j.connect()
     for content_type in ("amqp/map", "text/plain"):
-        content = Content(
+        content = MessageContent(
             DeliveryProperties(routing_key=queue, delivery_mode=2),
             MessageProperties(content_type=content_type),
             b"\xff\xff",

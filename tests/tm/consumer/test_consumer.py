@@ -25,7 +25,7 @@ from tests.tm.consumer.stall import KINDS, PATIENCE_S, Stall
 from tests.tm.telemetry.asking import said
 from tests.tm.telemetry.test_telemetry import Exported, attributes
 from tests.waiting import until
-from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse, Transaction
+from tm import ConsumerState, HealthServer, MessageCounts, ProtocolMisuse, Transaction
 from tm.consumer.failures import name_of, place_of
 from tm.consumer.history import BREAKS
 from xa import Code, xa_error
@@ -89,7 +89,7 @@ def test_every_message_is_consumed_written_and_produced(
     with stall.consumer(work.in_task if asynchronous else work, **settings) as consumer:
         stall.until.count(40)
     assert consumer.state is ConsumerState.STOPPED
-    assert consumer.counts == Counts(handled=40)
+    assert consumer.counts == MessageCounts(handled=40)
     assert sorted(stall.look(stall.out)) == list(range(40))
     assert stall.store.data == {str(number): 0 for number in range(40)}
     assert stall.look(stall.queue) == []
@@ -109,7 +109,9 @@ def test_the_next_message_is_handled_before_the_broker_has_answered_the_last_com
     with consumer:
         stall.until.count(5)
     assert seen == [(number, max(number - 1, 0), True) for number in range(5)]
-    assert consumer.counts == Counts(handled=5), "that of the last message is known when the consumer has stopped"
+    assert consumer.counts == MessageCounts(handled=5), (
+        "that of the last message is known when the consumer has stopped"
+    )
     assert stall.manager.log is not None
     assert stall.manager.log.decisions() == []
     assert stall.look(stall.out) == list(range(5)), "in the order of the messages"
@@ -133,7 +135,7 @@ def test_what_is_called_after_a_transaction_is_in_none(stall: Stall, workers: in
 
     with stall.consumer(handle, workers=workers) as consumer:
         stall.until.count(5)
-    assert consumer.counts == Counts(handled=5)
+    assert consumer.counts == MessageCounts(handled=5)
     assert current == [None] * 5
     assert sorted(stall.look(stall.out)) == list(range(5))
 
@@ -158,7 +160,7 @@ def test_an_answer_that_comes_late_is_counted_as_it_is(
     with stall.consumer(Work(stall)) as consumer:
         stall.until.count(5)
     # what was lost was done: the second try is told that the branch is not known any more
-    assert consumer.counts == (Counts(handled=4, heuristic=1) if known else Counts(handled=5))
+    assert consumer.counts == (MessageCounts(handled=4, heuristic=1) if known else MessageCounts(handled=5))
     assert sorted(stall.look(stall.out)) == list(range(5))
     assert len(wrong) == 1
     assert any("heuristic" in line for line in caplog.messages) == known
@@ -222,7 +224,7 @@ def test_a_handler_that_recovers_is_tried_again(stall: Stall) -> None:
     stall.put("a")
     with stall.consumer(handle) as consumer:
         stall.until.count(3)
-    assert consumer.counts == Counts(handled=1, failed=2)
+    assert consumer.counts == MessageCounts(handled=1, failed=2)
     assert stall.look(stall.out) == ["a"]
 
 
@@ -293,7 +295,7 @@ def test_shutdown_is_bounded_and_what_hangs_is_never_committed(stall: Stall) -> 
     assert not consumer.stop(0.05)
     gate.set()
     until(lambda: not consumer.health().workers)
-    assert consumer.counts == Counts(failed=1)
+    assert consumer.counts == MessageCounts(failed=1)
     assert stall.look(stall.queue) == ["a"]
 
 
@@ -311,13 +313,13 @@ def test_a_closed_manager_stops_its_consumers_for_good(stall: Stall) -> None:
 
 # --- asyncio ---------------------------------------------------------------------------------------------------
 def test_in_the_event_loop_of_a_service(stall: Stall) -> None:
-    async def service() -> Counts:
+    async def service() -> MessageCounts:
         async with stall.consumer(Work(stall).in_task, workers=3) as consumer:
             await asyncio.to_thread(stall.put, *range(10))
             await asyncio.to_thread(stall.until.count, 10)
         return consumer.counts
 
-    assert asyncio.run(service()) == Counts(handled=10)
+    assert asyncio.run(service()) == MessageCounts(handled=10)
     assert sorted(stall.look(stall.out)) == list(range(10))
 
 
@@ -428,7 +430,7 @@ def test_a_dead_letter_says_why_where_when_and_how_often(stall: Stall, kind: Any
     with stall.manager.begin() as tx:
         tx["broker"].send(stall.queue, message)
     consumer = stall.consume(kind(handle), max_deliveries=3)
-    assert consumer.counts == Counts(failed=3, dead_lettered=1)
+    assert consumer.counts == MessageCounts(failed=3, dead_lettered=1)
     ((body, why),) = stall.letters()
     assert body == "a"
     assert why.pop("x-opt-mine") == "kept"
@@ -462,7 +464,7 @@ def test_what_breaks_its_connection_each_time_is_a_dead_letter(
         tx["broker"].send(stall.queue, Message("a", id=identity))
     stall.put("b")
     consumer = stall.consume(handle, 2, max_deliveries=1)
-    assert consumer.counts == Counts(handled=1, failed=3, dead_lettered=1)
+    assert consumer.counts == MessageCounts(handled=1, failed=3, dead_lettered=1)
     ((body, why),) = stall.letters()
     assert (body, why["reason"]) == ("a", "OperationalError: server closed the connection unexpectedly")
     assert stall.store.data == {"b": 1}
@@ -537,7 +539,7 @@ def test_where_nobody_may_send_it_the_broker_puts_it_away(
 ) -> None:
     stall.put("a")
     consumer = stall.consume(Work(stall, "a"), max_deliveries=1, dead_letter=dead_letter)
-    assert consumer.counts == Counts(failed=failed, dead_lettered=1)
+    assert consumer.counts == MessageCounts(failed=failed, dead_lettered=1)
     assert stall.look(stall.queue) == []
     assert stall.look(f"{stall.queue}.dead") == ["a"], "the broker's own rule"
     last = [record.getMessage() for record in caplog.records if record.name == "xabridge.tm.consumer"][-1]

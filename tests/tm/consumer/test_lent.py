@@ -15,7 +15,7 @@ from rm_amqp import Message
 from tests.tm.consumer.stall import KINDS, Stall
 from tests.tm.telemetry.asking import said
 from tests.waiting import until
-from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse, Transaction
+from tm import ConsumerState, HealthServer, MessageCounts, ProtocolMisuse, Transaction
 from tm.tx import TxInterface
 from tm.zope import DataManager
 
@@ -148,7 +148,7 @@ def test_what_a_handler_may_do_with_its_transaction(stall: Stall) -> None:
 
     stall.put("a", "b")
     consumer = stall.consume(handle, 2, max_deliveries=1)
-    assert consumer.counts == Counts(handled=1, failed=1, dead_lettered=1)
+    assert consumer.counts == MessageCounts(handled=1, failed=1, dead_lettered=1)
     assert stall.look(stall.out) == ["a", "b"]
     assert stall.store.data == {"a": 1}
 
