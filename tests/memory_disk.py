@@ -9,12 +9,15 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 — the folders below it have random names
 PREFIX: Final = "xabridge-tests-"
+UNPRIVILEGED: Final = 65534
 ROOM: Final = 8 << 30
 """A run of all tests makes some hundred databases in each of its processes. Where there is less, they are on disk."""
 
@@ -24,6 +27,19 @@ def new_folder(name: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_root()))
     folder.chmod(0o755)
     return folder
+
+
+@contextmanager
+def as_unprivileged() -> Iterator[None]:
+    """In the block, this process opens files as a user without rights does. Root has all rights."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(UNPRIVILEGED)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
 
 
 @cache

@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import make_url
 
+from dtx.broker.broker import rehearse_start
 from dtx.store.contract import StoreError
 from dtx.store.sql.inspection import look_at_store
 from rm_amqp import AmqpResource, DecidingBroker
@@ -90,7 +91,7 @@ def relay_opens(scheme: str) -> Callable[[int], None]:
 
 def store_is_looked_at(port: int) -> None:
     with pytest.raises(StoreError):
-        look_at_store(f"postgresql://u:secret@127.0.0.1:{port}/d?connect_timeout=2")
+        look_at_store(f"postgresql://u:secret@127.0.0.1:{port}/d?connect_timeout=2", rehearse_start)
 
 
 AMQP = "amqp://127.0.0.1:{port}/?timeout=0.3&connect_timeout=0.3"

@@ -25,6 +25,7 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
+from dtx.broker.broker import rehearse_start
 from dtx.broker.config import load
 from dtx.store.contract import StoreError
 from dtx.store.sql.inspection import look_at_store
@@ -261,7 +262,9 @@ def test_a_log_and_a_store_show_none(
         folder.mkdir()
         monkeypatch.chdir(folder)
         url = form.of(scheme)
-        look_into(partial(open_log, url, "node"), partial(open_database, url), partial(look_at_store, url))
+        look_into(
+            partial(open_log, url, "node"), partial(open_database, url), partial(look_at_store, url, rehearse_start)
+        )
 
 
 def look_into(*ways: Callable[[], Any]) -> None:
@@ -472,7 +475,7 @@ def test_a_server_that_repeats_the_password_in_its_errors_shows_none(
                 of_store = of_log.replace("${PASSWORD}", ENCODED)
                 for ask in (
                     partial(open_log, of_store, "n"),
-                    partial(look_at_store, of_store),
+                    partial(look_at_store, of_store, rehearse_start),
                 ):
                     with pytest.raises(ERRORS) as refused:
                         ask()

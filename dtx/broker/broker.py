@@ -24,14 +24,16 @@ from dtx.amqp.sasl import SaslServer, ServerPolicy
 from dtx.broker.access.connection_limits import ConnectionLimits, network_of
 from dtx.broker.access.credentials import Credentials
 from dtx.broker.access.password_checks import PasswordChecks
-from dtx.broker.access.permissions import open_to_this_machine, open_to_users
+from dtx.broker.access.permissions import Permissions, open_to_this_machine, open_to_users
 from dtx.broker.config import configured_values
 from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
 from dtx.broker.peer_scheduler import PeerScheduler
+from dtx.broker.settings import Settings
 from dtx.broker.telemetry.monitoring import Monitoring
 from dtx.protocol.conditions import Refusal
 from dtx.store.contract import StoreAway, StoreError, StoreLeased, StoreLocked
+from dtx.store.memory import Disk, MemoryStore
 from dtx.store.sql import SqlStore
 from xa import Code
 from xa.tls import load_certificate
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from dtx.broker.config import Address, BrokerConfig
     from dtx.broker.container import ServedConnection
     from dtx.broker.transactional_resource import Clock
-    from dtx.store.contract import BrokerStore, Step
+    from dtx.store.contract import BrokerStore, Restored, Step
 
 LOG: Final = logging.getLogger("xabridge.broker")
 GOODBYE_S: Final = 5.0
@@ -68,6 +70,14 @@ class SystemClock:
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+
+def rehearse_start(restored: Restored) -> None:
+    """Takes the contents of a store as a broker that starts with it, and forgets them. StoreDamaged: it would not
+    start."""
+    permissions, users = Permissions({}), Credentials({}, b"")
+    nowhere = MemoryStore(Disk(), lambda _: None)
+    Container(nowhere, SystemClock(), Settings(), permissions, lambda _: None, credentials=users).restore(restored)
 
 
 class Broker:

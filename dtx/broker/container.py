@@ -7,6 +7,7 @@ and after every call sends what the connections in `take_touched` have to say.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from dtx.amqp.conditions import Condition
@@ -30,7 +31,7 @@ from xa import Code
 from xa.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dtx.amqp.link import Link as LinkEndpoint
     from dtx.amqp.performatives import Error
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from dtx.broker.settings import Settings
     from dtx.broker.transactional_resource import Clock
     from dtx.broker.transactions.txn_ids import TxnIds
-    from dtx.store.contract import MessageStore, StoreError
+    from dtx.store.contract import MessageStore, Restored, StoreError
 
 
 CONTINUING_S: Final = 0.002
@@ -168,7 +169,9 @@ class Container:
         """Opens the store and restores everything that it holds. StoreDamaged: it holds what no broker wrote, so that
         someone has changed it; nothing of it may be left out in silence."""
         try:
-            self._restore()
+            with _rows_of_store():
+                restored = self.resource.store.open()
+            self.restore(restored)
         except BaseException:
             self.resource.store.close()  # otherwise it stays locked as long as this process lives
             raise
@@ -176,18 +179,14 @@ class Container:
         self._note_rates()
         self.resource.settle()
 
-    def _restore(self) -> None:
-        try:
-            restored = self.resource.open()
+    def restore(self, restored: Restored) -> None:
+        """Takes the contents of a store. StoreDamaged as in `open`."""
+        with _rows_of_store():
+            self.resource.restore(restored)
             self.registry.restore(restored)
             self.fences.restore(restored)
             self.audit.restore(restored)
             self.accounts.restore(restored)
-        except _UNREADABLE as error:
-            why = printable(f"{type(error).__name__}: {error}", 200)
-            raise StoreDamaged(
-                f"a row of the store is damaged ({why}); restore the store from a copy. `xabridge check` says more"
-            ) from None
 
     def _note_rates(self) -> None:
         """Now and then: how much has come and gone, for the rates that management tells."""
@@ -265,6 +264,16 @@ class Container:
     def overloaded(self) -> bool:
         """Whether so much waits for the store that peers should not be read for a while."""
         return self.resource.store.waiting_octets > self.limits.waiting_octets
+
+
+@contextmanager
+def _rows_of_store() -> Iterator[None]:
+    """Around what reads the rows of a store."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        why = printable(f"{type(error).__name__}: {error}", 200)
+        raise StoreDamaged(f"a row of the store is damaged ({why}); restore the store from a copy") from None
 
 
 class DynamicNodes:

@@ -8,6 +8,7 @@ asks the store for payloads. No reply says that something is done before the sto
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -28,6 +29,7 @@ from dtx.protocol.addresses import RESERVED
 from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import CHUNK, Batch, NotStored, StoreDamaged, StoreError, StoreRefused
 from xa import Code
+from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from dtx.store.contract import MessageStore, Restored
     from xa import Xid
 
+LOG: Final = logging.getLogger("xabridge.broker")
 MAX_NAME: Final = 255
 _QUEUE: Final = itemgetter(1)
 """Of a stored message; by its name it would take twice as long."""
@@ -55,6 +58,8 @@ MOST_MARKS: Final = 5000
 """The marks that the store keeps. Of more, every other one of the older half goes."""
 ROW_OCTETS: Final = 16 * 1024
 """So many octets take the store about as long as a row."""
+LOGGED: Final = 50
+"""So many messages that can't be read are logged one by one; of more, each of so many."""
 PAUSED: Final = "paused"
 """The kind of the records of paused queues, which have their numbers."""
 
@@ -139,9 +144,11 @@ class TransactionalResource:
         self._moment = 0
         self._moment_due = True
         self._moment_at = 0.0
+        self.unreadable = 0
+        """Messages whose payload could not be read since the start."""
         self.unstored = UnstoredMemory(self.limits.unstored_octets)
         """Of messages that came in part, or whose transactions are open."""
-        self.payloads = Payloads(store, self.stop, self.settle)
+        self.payloads = Payloads(store, self.stop, self.set_aside, self.settle)
         self._owed: list[tuple[int, int]] = []
         """Messages that are gone, and could not be deleted from a store that took nothing."""
         self._owed_answers: list[Callable[[Refusal | None], None]] = []
@@ -151,10 +158,9 @@ class TransactionalResource:
         one that had them may be refused."""
 
     # -- opening
-    def open(self) -> Restored:
-        """Opens the store and restores the queues, with their messages but for those of branches; the
-        registry takes these from what is returned."""
-        restored = self.store.open()
+    def restore(self, restored: Restored) -> None:
+        """Takes what the store holds, which is open, but for the messages: the registry has them put into their queues
+        (`restore_messages`)."""
         self._number = self.store.first_number
         for stored in restored.queues:
             self._make(stored.number, stored.name)
@@ -177,7 +183,6 @@ class TransactionalResource:
         self._moment = self._moment or self.number()
         self._marks_due = ((self.number(), self.now_ms),)
         self.ages.mark(self._marks_due[0][0], self.now_ms)
-        return restored
 
     def restore_messages(self, restored: Restored, locked: set[int]) -> dict[int, Entry]:
         """Puts the stored messages into their queues; gives those that are `locked` by branches."""
@@ -186,7 +191,10 @@ class TransactionalResource:
         for queue_number, messages in groupby(restored.messages(), key=_QUEUE):
             queue = by_number.get(queue_number)
             if queue is None:
-                raise StoreDamaged(f"the store has messages of a queue that it does not have, number {queue_number}")
+                raise StoreDamaged(
+                    f"the store has messages of the queue with the number {queue_number}, and lacks that queue: "
+                    "restore the store from a copy"
+                )
             found.update(queue.restore(messages, locked))
         self._restore_origins(restored)
         return found
@@ -418,6 +426,10 @@ class TransactionalResource:
             if error is not None:
                 self.stop(error)
                 return
+            if piece is not None and len(piece) != min(CHUNK, entry.size - number * CHUNK):
+                piece = None
+            if piece is None and entry.state is State.AVAILABLE:  # as in Payloads
+                self.set_aside(entry)
             done(piece)
             self.settle()
 
@@ -443,6 +455,27 @@ class TransactionalResource:
                 self.fetch_piece(entry, len(pieces), fetched)
 
         self.fetch_piece(entry, 0, fetched)
+
+    def set_aside(self, entry: Entry) -> None:
+        """The store lacks the payload of a message, or can't read it. The message stays in its queue, and is given to
+        no one from now on: a person has to restore the store."""
+        queue = entry.queue
+        if entry.state is State.GONE or entry.number in queue.unreadable:
+            return
+        if entry.state is State.AVAILABLE:
+            queue.hold(entry)
+        queue.set_aside(entry)
+
+        self.unreadable += 1
+        if self.unreadable <= LOGGED or self.unreadable % LOGGED == 0:
+            LOG.error(
+                "message %d of the queue %s can't be read from the store, and is given to no one: `xabridge check` "
+                "says what is damaged; restore the store from a copy (%d so far)",
+                entry.number,
+                queue.name,
+                self.unreadable,
+                extra=about(queue=queue.name, message=str(entry.number)),
+            )
 
     # -- the store
     def submit(self, batch: Batch, done: Callable[[NotStored | None], None]) -> None:

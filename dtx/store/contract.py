@@ -426,11 +426,12 @@ class MessageStore(Protocol):
 
     def fetch(self, messages: Sequence[int], done: Callable[[Mapping[int, bytes], StoreError | None], None]) -> None:
         """Reads payloads of stored messages of at most CHUNK octets each; ask for many at once, `done` gets
-        them by message number. What is not in the store is missing there. Fetches are answered in order."""
+        them by message number. What is not in the store, or is damaged, is missing there. Fetches are answered in
+        order."""
         ...
 
     def fetch_chunk(self, message: int, number: int, done: Callable[[bytes | None, StoreError | None], None]) -> None:
-        """Reads one piece, from 0, of a message larger than CHUNK; None when it is not in the store."""
+        """Reads one piece, from 0, of a message larger than CHUNK; None when it is not in the store, or damaged."""
         ...
 
     def close(self) -> None:

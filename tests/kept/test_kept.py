@@ -20,6 +20,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from dtx.broker.broker import rehearse_start
 from dtx.store.contract import StoreError
 from dtx.store.sql import SqlStore
 from dtx.store.sql.inspection import look_at_store
@@ -102,7 +103,7 @@ def test_what_0_1_0_has_left_is_refused_by_its_name_and_not_changed(tmp_path: Pa
     refused(lambda: ledger.take("driver-2"), lambda: ledger.join("driver-1"))
     for name in ("broker", "warehouse"):
         store = f"sqlite:///{tmp_path}/{name}/store.db"
-        refused(SqlStore(store, lambda call: call()).open, lambda: look_at_store(store))  # noqa: B023 — as above
+        refused(SqlStore(store, lambda call: call()).open, lambda: look_at_store(store, rehearse_start))  # noqa: B023 — as above
     assert {file: file.read_bytes() for file in before} == before
 
 
@@ -120,7 +121,7 @@ def test_what_0_1_0_has_left_in_postgresql_is_refused_by_its_name_and_not_change
         lambda: ledger.take("driver-2"),
         lambda: ledger.join("driver-1"),
         SqlStore(database, lambda call: call()).open,
-        lambda: look_at_store(database),
+        lambda: look_at_store(database, rehearse_start),
     )
     assert dump_of(database) == before
 
@@ -151,7 +152,7 @@ def test_commands_say_that_0_1_0_has_made_it(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.slow
 def test_a_look_changes_nothing_and_finds_what_is_in_doubt(kept: Path) -> None:
     before = {file: file.read_bytes() for file in kept.rglob("*.*") if file.is_file()}
-    image = look_at_store(f"sqlite:///{kept}/broker/store.db")
+    image = look_at_store(f"sqlite:///{kept}/broker/store.db", rehearse_start)
     assert image.faults == ()
     assert len(image.branches) >= 2 * len(KINDS) - 2  # where the broker decides, it has no branches
     held = {(one.queue, one.sends, one.count) for branch in image.branches for one in branch.holds}
@@ -173,7 +174,7 @@ def test_a_look_changes_nothing_and_finds_what_is_in_doubt(kept: Path) -> None:
 @pytest.mark.slow
 def test_a_copy_is_made_of_it(kept: Path) -> None:
     assert main(["broker", "backup", "--store", f"sqlite:///{kept}/broker/store.db", f"{kept}/copy.db"]) == 0
-    assert look_at_store(f"sqlite:///{kept}/copy.db").faults == ()
+    assert look_at_store(f"sqlite:///{kept}/copy.db", rehearse_start).faults == ()
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 from sqlalchemy import Connection, create_engine
 
+from dtx.broker.broker import rehearse_start
 from dtx.store.sql import SqlStore
 from dtx.store.sql.backup import back_up as back_up_store
 from dtx.store.sql.inspection import look_at_store
@@ -198,7 +199,7 @@ STORED: Mapping[str, Stored] = {
         ),
         (
             open_store,
-            lambda folder: look_at_store(url(folder)),
+            lambda folder: look_at_store(url(folder), rehearse_start),
             lambda folder: back_up_store(url(folder), folder.with_name("copy.db")),
             lambda folder: compact(url(folder)),
         ),

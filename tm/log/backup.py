@@ -18,7 +18,7 @@ from tm.log.contract import LogError
 from tm.log.incarnations import copy_of
 from tm.log.inspection import read_newest
 from tm.log.journal import MAKING, MARK_SIZE, segment_name
-from tm.log.log_folder import PosixFiles
+from tm.log.log_folder import PosixFiles, disk_errors
 from tm.log.segment import HEADER_SIZE, Header, encode_frame, encode_header
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ def back_up(
     LogDamaged as `read_log`; LogError: there is something at the destination."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise LogError(f"{destination} is there already: name a folder that is not, or is empty")
-    contents, state = _read(files or PosixFiles(folder))
+    files = files or PosixFiles(folder)
+    with disk_errors(files, "read"):
+        contents, state = _read(files)
     header = contents.header
     state.noted = copy_of(state.noted)
     _write(destination, header, b"".join(state.records()), entropy)

@@ -30,12 +30,13 @@ _NETWORK: Final = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs"}
 
 def examine_folder(folder: Path) -> Iterator[Check]:
     """The checks, in the order in which one depends on the other."""
-    place = folder if folder.exists() else folder.parent
-    if not place.is_dir():
-        yield Check(Health.FAIL, "folder", f"{place} is not there", f"make it: mkdir -p {place}")
-        return
+    place = folder
 
     try:
+        place = folder if folder.exists() else folder.parent
+        if not place.is_dir():
+            yield Check(Health.FAIL, "folder", f"{place} is not there", f"make it: mkdir -p {place}")
+            return
         forced_s = _force(place)
     except OSError as error:
         who = f"uid {os.geteuid()}"

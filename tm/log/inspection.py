@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from tm.log.contract import Decision, Heuristic, LogDamaged, LogError, LogMissing
 from tm.log.incarnations import copy_of
-from tm.log.journal import is_copy, read_current, segment_generations
+from tm.log.journal import check_spare, is_copy, read_current, segment_generations, segment_name
 from tm.log.log_folder import Files, PosixFiles, disk_errors
 from tm.log.records import decode_decision, decode_heuristic
 from tm.log.state import LogState
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tm.log.incarnations import Incarnations
     from tm.log.segment import Contents
@@ -74,12 +74,14 @@ def read_newest(files: Files, look: Callable[[Contents, LogState], T]) -> T:
     segment is known to have kept its name; FileNotFoundError from it means that it has not. LogMissing, LogDamaged."""
     damage = ""
     for _ in range(ATTEMPTS):
-        generations = generations_in(files)
-        if not generations:
-            raise LogMissing(f"{files}: there is no decision log here")
-
+        names = _names_in(files)
+        generations = segment_generations(names)
         state = LogState()
+
         try:
+            if not generations:
+                check_spare(files, names)
+                raise LogMissing(f"{files}: there is no decision log here")
             looked = look(read_current(files, generations[-1], state), state)
         except FileNotFoundError:
             continue
@@ -88,14 +90,14 @@ def read_newest(files: Files, look: Callable[[Contents, LogState], T]) -> T:
                 raise
             damage = str(error)
             continue
-        if generations[-1] in generations_in(files):
+        if segment_name(generations[-1]) in _names_in(files):
             return looked
     raise LogError(f"{files}: the log changes faster than it can be read; try again")
 
 
-def generations_in(files: Files) -> list[int]:
-    """The generations of the segments, in ascending order; none where there is no folder."""
+def _names_in(files: Files) -> Sequence[str]:
+    """The names of the files; none where there is no folder."""
     try:
-        return segment_generations(files.names())
+        return files.names()
     except FileNotFoundError:
-        return []
+        return ()

@@ -137,12 +137,8 @@ class Journal:
         generations = segment_generations(names)
         if generations:
             self._reopen(names, generations)
-        elif SPARE in names:
-            raise LogDamaged(
-                f"{self._files}: there is a spare file but no segment, so the segment with the decisions is missing. "
-                f"Put it back; in a new log, branches of this one would never be resolved"
-            )
         else:
+            check_spare(self._files, names)
             self._remove_unfinished(names)
             self._header = Header(b"", 0, 0, self._entropy(LOG_ID_SIZE), 0, self.node)
             self.state.noted[self.incarnation] = IncarnationState.OPEN
@@ -275,6 +271,15 @@ def is_copy(files: Files, header: Header) -> bool:
     """Whether the segment with this header is known to be a copy of the file that it was written into."""
     actual = files.identity(segment_name(header.generation))
     return bool(header.identity and actual and header.identity != actual)
+
+
+def check_spare(files: Files, names: Sequence[str]) -> None:
+    """LogDamaged: a folder without a segment has a spare file, which is made after the first segment."""
+    if SPARE in names:
+        raise LogDamaged(
+            f"{files}: there is a spare file but no segment, so the segment with the decisions is missing. Put it "
+            "back; in a new log, branches of this one would never be resolved"
+        )
 
 
 def segment_name(generation: int) -> str:

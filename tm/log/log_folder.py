@@ -117,9 +117,10 @@ def disk_errors(files: Files, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        where = f" ({error.filename})" if error.filename not in {None, str(files)} else ""
         raise LogError(
-            f"{files}: the log can't be {what}: {error.strerror or error}. Nothing in it was given up: see to the disk "
-            "and to who may read and write there, then try again"
+            f"{files}: the log can't be {what}: {error.strerror or error}{where}. Nothing in it was given up: see to "
+            "the disk and to who may read and write there, then try again"
         ) from error
 
 

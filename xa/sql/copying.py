@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from xa.durable_files import force
+from xa.sql.errors import explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,13 +32,9 @@ class CopyFailed(Exception):
 
 def copy_file(source: Path, destination: Path, finish: Callable[[sqlite3.Connection], None]) -> None:
     """Copies the database in the file `source`. CopyFailed: also where there is something at the destination."""
-    if not source.is_file():
-        raise CopyFailed(f"there is no file {source}")
-    if destination.exists():
-        raise CopyFailed(f"{destination} is there already: name a file that is not")
-
     part = destination.with_name(destination.name + ".part")
     try:
+        _check_names(source, destination)
         _remove(part)
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         _copy(source, part, finish)
@@ -48,8 +45,15 @@ def copy_file(source: Path, destination: Path, finish: Callable[[sqlite3.Connect
         with suppress(OSError):
             _remove(part)
         if isinstance(error, (sqlite3.Error, OSError)):
-            raise CopyFailed(f"{source} can't be copied to {destination}: {error}") from error
+            raise CopyFailed(f"{source} can't be copied to {destination}: {explained(error)}") from error
         raise
+
+
+def _check_names(source: Path, destination: Path) -> None:
+    if not source.is_file():
+        raise CopyFailed(f"there is no file {source}")
+    if destination.exists():
+        raise CopyFailed(f"{destination} is there already: name a file that is not")
 
 
 def _copy(source: Path, part: Path, finish: Callable[[sqlite3.Connection], None]) -> None:

@@ -80,6 +80,22 @@ SQLITE: Final[dict[int, ErrorKind]] = {
 }
 """SQLite's primary result code → its kind. What is missing is REFUSED."""
 
+_UNREAD: Final = frozenset({sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS})
+"""SQLite's result codes after a disk did not give what is stored."""
+_CORRUPTED: Final = frozenset({"XX001", "XX002"})
+"""PostgreSQL's SQLSTATEs of data and indexes that are damaged."""
+
+_ADVICE: Final[dict[int, str]] = {
+    sqlite3.SQLITE_BUSY: "end the process that has locked the file, such as a shell of SQLite",
+    sqlite3.SQLITE_CANTOPEN: "let this user read and write the file, those beside it (-wal, -shm) and their folder",
+    sqlite3.SQLITE_CORRUPT: "restore it from a copy",
+    sqlite3.SQLITE_FULL: "make room on its disk",
+    sqlite3.SQLITE_IOERR: "look for errors of the disk in the system's log, and make room if it is full",
+    sqlite3.SQLITE_NOTADB: "correct its name, or restore it from a copy",
+    sqlite3.SQLITE_READONLY: "let this user write the file, those beside it (-wal, -shm) and their folder",
+}
+"""SQLite's primary result code → what to do, which SQLite does not say."""
+
 _NO_TEXT: Final = "Could not decode to UTF-8"
 """What the module says, without a code, of text in a file that is none."""
 _PRIMARY: Final = 0xFF
@@ -129,6 +145,24 @@ def kind_of(error: BaseException) -> ErrorKind:
         return MARIADB.get(number, ErrorKind.REFUSED)
 
     return kind_of_sqlstate(sqlstate_of(original))
+
+
+def is_of_one_place(error: BaseException) -> bool:
+    """Whether what was asked for can't be read because it is damaged, or the disk does not give it: what is elsewhere
+    may be readable."""
+    code = getattr(_original(error), "sqlite_errorcode", None)
+    return code in _UNREAD or sqlstate_of(error) in _CORRUPTED or kind_of(error) is ErrorKind.DAMAGED
+
+
+def explained(error: BaseException) -> str:
+    """What the database said, and what to do where it does not say that itself."""
+    original = _original(error)
+    said = str(original).strip()
+    code = getattr(original, "sqlite_errorcode", None)
+    if code is None and _NO_TEXT in said and isinstance(original, sqlite3.Error):
+        code = sqlite3.SQLITE_CORRUPT
+    advice = None if code is None else _ADVICE.get(code & _PRIMARY)
+    return said if advice is None else f"{said}: {advice}"
 
 
 def kind_of_sqlstate(sqlstate: str | None) -> ErrorKind:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import struct
 import threading
 import time
 from contextlib import contextmanager
@@ -26,6 +27,17 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
 
 _PAUSE_S: Final = 0.005
+
+_MAGIC: Final = b"SQLite format 3\0"
+_HEADER: Final = struct.Struct(">16sHBB4xII60xI4x")
+"""Of the file: the magic, the size of a page, the versions that may write and read it, how often it was changed, its
+pages, and for which change these are right."""
+_WRITE_AHEAD: Final = 2
+"""The highest of these versions."""
+_LOG_HEADER: Final = struct.Struct(">8xI4x8s8x")
+"""Of the write-ahead log: the size of a page, and what all valid frames have."""
+_FRAME: Final = struct.Struct(">II8s8x")
+"""Of a page in the log: its number, how many pages the file has after the commit that ends with it, and that."""
 
 _DESCRIPTORS: Final[dict[tuple[int, int], int]] = {}
 """Device and inode → a descriptor of that file. It belongs to the process, as the locks do that it is about."""
@@ -101,6 +113,57 @@ def looked_at(url: URL) -> Iterator[URL]:
             for file in (path, log):
                 shutil.copyfile(file, Path(folder) / file.name)
             yield _read_only(url, Path(folder) / path.name)
+
+
+def visible_damage(path: Path) -> str:
+    """What the file of a database and its log show, before SQLite reads them, that SQLite would take for nothing or for
+    something else, in words; "" for no damage. A database that is just being changed may look damaged once, not twice.
+    """
+    header = os.pread(descriptor_of(str(path)), _HEADER.size, 0)
+    size = path.stat().st_size
+    if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+        return ""  # SQLite says so
+    _, octets, written_by, read_by, changes, pages, right_for = _HEADER.unpack(header)
+    if max(written_by, read_by) > _WRITE_AHEAD:
+        return f"its header asks for version {max(written_by, read_by)} of SQLite's format"
+
+    page = 65536 if octets == 1 else octets
+    if not page:
+        return ""
+    logged, last = _pages_of_log(path.with_name(path.name + "-wal"), page)
+    expected = last or (pages if changes == right_for else 0)
+    missing = expected * page - size
+    if missing <= 0 or all(number in logged for number in range(size // page + 1, expected + 1)):
+        return ""
+    return f"it is cut off: it has {size} of {expected * page} octets"
+
+
+def _pages_of_log(log: Path, page: int) -> tuple[set[int], int]:
+    """The pages that are committed in the write-ahead log, and how many the file has after the last commit; 0: there is
+    none."""
+    committed: set[int] = set()
+    last = 0
+    try:
+        file = log.open("rb")
+    except FileNotFoundError:
+        return committed, last
+
+    with file:
+        header = file.read(32)
+        if len(header) < 32:
+            return committed, last
+        of_page, mark = _LOG_HEADER.unpack(header)
+        begun: set[int] = set()
+        while of_page == page and len(frame := file.read(_FRAME.size)) == _FRAME.size:
+            number, pages, of_frame = _FRAME.unpack(frame)
+            if of_frame != mark or len(file.read(page)) < page:
+                break
+            begun.add(number)
+            if pages:
+                committed |= begun
+                last = pages
+                begun.clear()
+    return committed, last
 
 
 def _read_only(url: URL, path: Path, **more: str) -> URL:

@@ -192,10 +192,11 @@ def _check_is_broker(name: str, config: ResourceConfig | str | None) -> None:
 
 
 def _store(url: str) -> tuple[StoreImage | None, list[Check]]:
-    from dtx.store.sql.inspection import look_at_store  # noqa: PLC0415 — loads SQLAlchemy
+    from dtx.broker.broker import rehearse_start  # noqa: PLC0415 — loads SQLAlchemy
+    from dtx.store.sql.inspection import look_at_store  # noqa: PLC0415 — likewise
 
     try:
-        image = look_at_store(url)
+        image = look_at_store(url, rehearse_start)
     except StoreOfOtherVersion as error:
         return None, [Check(Health.FAIL, "store", str(error))]
     except StoreError as error:
@@ -263,11 +264,9 @@ def _moment_of_log(configuration: Configuration) -> Moment | None:
     """When a log in files was written last, as far as its files tell; None for others."""
     try:
         folder = folder_of(configuration.log) if configuration.log is not None else None
-    except ValueError:  # which the check of the log has told
+        written = [] if folder is None else [file.stat().st_mtime for file in folder.glob("segment-*")]
+    except (ValueError, OSError):  # which the check of the log says
         return None
-    if folder is None or not folder.is_dir():
-        return None
-    written = [file.stat().st_mtime for file in folder.glob("segment-*")]
     return Moment(max(written), max(written), max(written)) if written else None
 
 

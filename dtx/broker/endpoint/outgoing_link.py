@@ -201,9 +201,20 @@ class OutgoingLink(SendingLink):
             self.wake()
 
     def missing(self, sent: OutgoingDelivery) -> None:
-        """The store lacks a payload that it has to have. The message stays in its queue, for an operator to see."""
-        message = f"the store lacks the payload of message {sent.entry.number} of {self._queue.name}"
-        self.detach(Refusal(Condition.INTERNAL_ERROR, message, Code.XAER_RMERR))
+        """The store lacks a payload that it has to have, or can't read it. The message stays in its queue, for an
+        operator to see, and what is behind it is sent, but for messages of its group."""
+        if sent.context is not None:
+            sent.context.work.retired.pop(sent.entry.number, None)
+        group = sent.entry.group
+        self.resource.set_aside(sent.entry)
+        self.withdraw(sent)
+        for other in [one for one in self._waiting if group and one.entry.group == group]:
+            self._waiting.remove(other)
+            other.give_back()
+            self._credit += 1
+        self._flush()
+        if self._credit > 0:
+            self.wake()
 
     def _flush(self) -> None:
         waiting = self._waiting

@@ -96,6 +96,7 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
         "lasting": queue.lasting,
         "dead-letters": Ulong(len(queue.origins)),
         "for-dead-letters": resource.takes_dead_letters(queue),
+        "unreadable": Ulong(len(queue.unreadable)),
         "paused": queue.paused or None,
         "max-depth": Ulong(queue.settings.max_depth),
         "max-octets": Ulong(queue.settings.max_octets),

@@ -45,12 +45,20 @@ def split_format(payload: bytes) -> tuple[int, bytes]:
 
 
 class Payloads:
-    """Reads payloads of stored messages. `failed` is called when the store can't any more; `settle` ends the turn
-    in which payloads came."""
+    """Reads payloads of stored messages. `failed` is called when the store can't any more, `lacks` with a message that
+    waits in its queue and whose payload the store does not have as it should; `settle` ends the turn in which payloads
+    came."""
 
-    def __init__(self, store: MessageStore, failed: Callable[[StoreError], None], settle: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        failed: Callable[[StoreError], None],
+        lacks: Callable[[Entry], None],
+        settle: Callable[[], None],
+    ) -> None:
         self._store = store
         self._failed = failed
+        self._lacks = lacks
         self._settle = settle
         self._wanted: list[Entry] = []
         self._coming: dict[int, list[Done]] = {}
@@ -125,6 +133,11 @@ class Payloads:
             waiting, payload = self._coming.pop(number), found.get(number)
             if number in ahead:
                 self.octets -= entry.size
+            if payload is not None and len(payload) != entry.size:
+                payload = None
+            if payload is None and entry.state is State.AVAILABLE:  # no one has taken it: it is not gone meanwhile
+                self._lacks(entry)
+
             for done in waiting:
                 done(payload)
             if not waiting and payload is not None and entry.state is State.AVAILABLE:

@@ -105,6 +105,8 @@ class Queue:
 
         self.origins: dict[int, Origin] = {}
         """Of its messages that are dead letters, by their numbers."""
+        self.unreadable: dict[int, Entry] = {}
+        """Messages of it whose payload the store can't read, by their numbers: held, and given to no one."""
         self.attached = 0
         """Links that consume from it."""
         self.counters = Counters(memory)
@@ -362,6 +364,11 @@ class Queue:
     def allows(self, entry: Entry, consumer: Consumer) -> bool:
         """Whether `consumer` may take this available message out of turn."""
         return not entry.group or self._order.groups is None or self._order.groups.allows(entry, consumer)
+
+    def set_aside(self, entry: Entry) -> None:
+        """A held message can't be read. No one gets it any more, and none of its group, which is behind it."""
+        self.unreadable[entry.number] = entry
+        self.prepared(entry)
 
     def prepared(self, entry: Entry) -> None:
         """A prepared branch holds a message of it."""
@@ -643,6 +650,7 @@ class Queue:
         self._order.clear()
         self._owner.expiries.forget(self)
         self.expirations.clear()
+        self.unreadable.clear()
         self.origins.clear()
         for consumer in tuple(self._willing):
             self.forget(consumer)

@@ -47,6 +47,7 @@ class QueueFigures:
     went: int = 0
     dead_lettered: int = 0
     dead_letters: int = 0
+    unreadable: int = 0
 
     def count(self, queue: Queue) -> None:
         """Adds what `queue` has counted since it is there."""
@@ -143,6 +144,7 @@ class FigureReader:
         target.held += queue.counters.held
         target.delayed += queue.counters.delayed
         target.consumers += queue.attached
+        target.unreadable += len(queue.unreadable)
         target.dead_letters += queue.depth if place.dead else len(queue.origins)
         target.count(queue)
         oldest = queue.longest_waiting

@@ -42,6 +42,7 @@ _OF_QUEUES: Final[dict[Metric, Callable[[QueueFigures], float | None]]] = {
     table.WENT: lambda queue: queue.went,
     table.DEAD_LETTERED: lambda queue: queue.dead_lettered,
     table.DEAD_LETTERS: lambda queue: queue.dead_letters,
+    table.UNREADABLE: lambda queue: queue.unreadable,
 }
 _OF_THE_BROKER: Final[dict[Metric, Callable[[BrokerFigures], float | None]]] = {
     table.QUEUES: lambda figures: figures.queue_count,

@@ -61,6 +61,13 @@ DEAD_LETTERS: Final = Metric(
     (QUEUE,),
     "Dead letters in the queue: all messages of a queue that the settings make one of dead letters.",
 )
+UNREADABLE: Final = Metric(
+    "xabridge.broker.queue.unreadable",
+    "gauge",
+    "{message}",
+    (QUEUE,),
+    "Messages in the queue that could not be read from the store since the start, and are given to no one.",
+)
 QUEUES: Final = Metric("xabridge.broker.queues", "gauge", "{queue}", (), "Queues, those that live in memory included.")
 CONNECTIONS: Final = Metric("xabridge.broker.connections", "gauge", "{connection}", (), "Open connections.")
 SESSIONS: Final = Metric("xabridge.broker.sessions", "gauge", "{session}", (), "Open sessions.")
@@ -128,6 +135,7 @@ METRICS: Final = (
     WENT,
     DEAD_LETTERED,
     DEAD_LETTERS,
+    UNREADABLE,
     QUEUES,
     CONNECTIONS,
     SESSIONS,

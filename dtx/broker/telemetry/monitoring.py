@@ -36,6 +36,7 @@ class Monitoring:
     ) -> None:
         self._http = config.http
         self._store = store
+        self._container = container
         self._figures = FigureReader(container, config.settings.metrics_queues)
         self._readiness = Readiness(container.resource, flush)
         self._endpoint: Endpoint | None = None
@@ -101,5 +102,10 @@ class Monitoring:
             trouble = await self._readiness.trouble()
         else:
             trouble = "the store is not open, or another process may have it"
-        said = {"ready": not trouble, "trouble": trouble, "full": self._store.full}
+        said = {
+            "ready": not trouble,
+            "trouble": trouble,
+            "full": self._store.full,
+            "unreadable": self._container.resource.unreadable,
+        }
         return Answer(503 if trouble else 200, json.dumps(said).encode() + b"\n", JSON)

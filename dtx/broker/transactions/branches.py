@@ -209,7 +209,9 @@ class Registry:
             branch.number, branch.since_ms, branch.outcome = stored.number, stored.prepared_ms, stored.outcome
             branch.state = BranchState.S3
             if any(post.queue not in queues for post in stored.enqueues):
-                raise StoreDamaged(f"the branch {stored.xid} posts to a queue that the store does not have")
+                raise StoreDamaged(
+                    f"the branch {stored.xid} posts to a queue that the store lacks: restore the store from a copy"
+                )
             posts = [
                 Entry(
                     queues[post.queue],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.store.contract import NUMBERS_PER_OPENING, StoreError
 from dtx.store.sql.database import store_url
-from dtx.store.sql.tables import refuse_other_version
+from dtx.store.sql.tables import opening_number, refuse_other_version
 from xa.sql.copying import CopyFailed, copy_file
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def back_up(url: str, destination: Path) -> StoreCopy:
     found: list[int] = []
 
     def finish(copy: sqlite3.Connection) -> None:
-        (version,) = copy.execute("SELECT value FROM dtx_meta WHERE name = 'version'").fetchone()
-        refuse_other_version(version)
-        (openings,) = copy.execute("SELECT value FROM dtx_meta WHERE name = 'openings'").fetchone()
+        facts = dict(copy.execute("SELECT name, value FROM dtx_meta").fetchall())
+        refuse_other_version(facts.get("version"))
+        openings = opening_number(facts.get("openings"))
         number = (openings + 1) * NUMBERS_PER_OPENING - 1
         record = (number, COPY, f"{openings} {time.time_ns() // 1_000_000}")
         copy.execute("INSERT OR REPLACE INTO dtx_record (number, kind, text) VALUES (?, ?, ?)", record)

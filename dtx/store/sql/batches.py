@@ -18,11 +18,16 @@ CHUNK_ROWS: Final = 16
 """Large rows go in smaller statements: 4 MiB each."""
 
 
-def carry_out(group: Sequence[Batch], transactions: Transactions, statements: Statements) -> None:
-    """Everything that `group` tells, in the transaction that was begun."""
+def carry_out(
+    group: Sequence[Batch], transactions: Transactions, statements: Statements, *, leave_payloads: bool = False
+) -> None:
+    """Everything that `group` tells, in the transaction that was begun; with `leave_payloads` the payloads of messages
+    that go stay, and belong to no message any more."""
     batch = group[0] if len(group) == 1 else Batch.merged(group)
     _create(batch, transactions, statements)
     _change(batch, transactions, statements)
+    if not leave_payloads:
+        _delete_payloads(batch, transactions, statements)
     _delete(batch, transactions, statements)
 
 
@@ -56,17 +61,22 @@ def _change(batch: Batch, transactions: Transactions, statements: Statements) ->
         _keys(transactions, statements.delete_work, [branch for branch, _, _ in batch.completions])
 
 
+def _delete_payloads(batch: Batch, transactions: Transactions, statements: Statements) -> None:
+    if batch.dequeues:
+        _keys(transactions, statements.delete_payloads, batch.dequeues)
+        _keys(transactions, statements.delete_chunks, batch.chunked_dequeues)
+    if batch.queues_deleted:  # while their messages are there, by which they are found
+        _keys(transactions, statements.delete_payloads_of_queues, batch.queues_deleted)
+        _keys(transactions, statements.delete_chunks_of_queues, batch.queues_deleted)
+
+
 def _delete(batch: Batch, transactions: Transactions, statements: Statements) -> None:
     if batch.dequeues:
         _keys(transactions, statements.delete_messages, batch.dequeues)
-        _keys(transactions, statements.delete_payloads, batch.dequeues)
-        _keys(transactions, statements.delete_chunks, batch.chunked_dequeues)
     if batch.finished:
         _keys(transactions, statements.delete_branches, batch.finished)
         _keys(transactions, statements.delete_work, batch.finished)
     if batch.queues_deleted:
-        _keys(transactions, statements.delete_payloads_of_queues, batch.queues_deleted)
-        _keys(transactions, statements.delete_chunks_of_queues, batch.queues_deleted)
         _keys(transactions, statements.delete_messages_of_queues, batch.queues_deleted)
         _keys(transactions, statements.delete_queues, batch.queues_deleted)
 

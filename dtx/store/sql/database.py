@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from dtx.store.contract import StoreAway, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreLocked, StoreRefused
 from xa.open_string import shown
-from xa.sql.errors import ErrorKind, kind_of
+from xa.sql.errors import ErrorKind, explained, kind_of
 from xa.sql.url import database_url
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 OPENING_FAILURES: Final = (SQLAlchemyError, sqlite3.Error)
 """The exceptions that opening a database raises, through SQLAlchemy and below it, in SQLite's pragmas."""
 
+ACCESS: Final = "Let this user read and write the store's file, those beside it and their folder"
 LOCKED_MS: Final = 5000
 """How long the writing thread waits where somebody else has locked the database. The event loop does not wait."""
 
@@ -210,16 +211,15 @@ where a password is wrong.)"""
 
 def opening_error(error: Exception) -> StoreError:
     """What an error means that the database gave while a store was opened."""
-    original = getattr(error, "orig", error)
     if kind_of(error) is ErrorKind.LOCKED:
-        return StoreLocked(f"the store is in use: {original}")
+        return StoreLocked(f"the store is in use: {explained(error)}")
     if kind_of(error) is ErrorKind.DAMAGED:
         return StoreDamaged(
-            f"the store is not a database of xabridge, or damaged: {original}. `xabridge check` says which tables are; "
-            "restore it from a copy"
+            f"the store is not a database of xabridge, or damaged: {explained(error)}. `xabridge check` says which "
+            "tables are"
         )
     refused = StoreAway if kind_of(error) in AWAY else StoreError
-    return refused(f"the store can't be opened: {original}")
+    return refused(f"the store can't be opened: {explained(error)}")
 
 
 def close_all(connections: Sequence[Connection]) -> None:

@@ -5,30 +5,45 @@ the store fits together.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import create_engine, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from dtx.store.contract import CHUNK, PENDING, StoreDamaged, StoreError
+from dtx.store.contract import CHUNK, NUMBERS_PER_OPENING, PENDING, StoreDamaged, StoreError
 from dtx.store.sql.backup import COPY
-from dtx.store.sql.database import store_url
-from dtx.store.sql.tables import BRANCH, CHUNKS, MESSAGE, META, METADATA, PAYLOAD, QUEUE, RECORD, WORK, check_version
-from xa import Code, Xid
+from dtx.store.sql.database import ACCESS, OPENING_FAILURES, store_url
+from dtx.store.sql.restoration import RestoredFromSql
+from dtx.store.sql.sqlite import check_files
+from dtx.store.sql.tables import (
+    CHUNKS,
+    MESSAGE,
+    METADATA,
+    PAYLOAD,
+    QUEUE,
+    WORK,
+    check_tables,
+    count_of_openings,
+)
 from xa.open_string import shown
 from xa.printable import printable
 from xa.sql import postgres, sqlite
-from xa.sql.errors import ErrorKind, kind_of
+from xa.sql.errors import ErrorKind, explained, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import ColumnElement, Connection, Engine, FromClause
+
+    from dtx.store.contract import Restored
+    from xa import Code, Xid
 
 REPLY_S: Final = 60.0
 """How long PostgreSQL may take to answer a statement."""
+END_MS: Final = 253_370_764_800_000
+"""The beginning of the year 9999: no time is later."""
 _TIMES: Final = ("mark", "moment")
 """The broker's records of times."""
 
@@ -66,29 +81,55 @@ class StoreImage:
     faults: tuple[str, ...]
 
 
-def look_at_store(url: str) -> StoreImage:
-    """The store at `url`. StoreError: there is none, or it can't be read."""
+def look_at_store(url: str, rehearse: Callable[[Restored], object]) -> StoreImage:
+    """The store at `url`. `rehearse` does with its contents what a broker does that starts with them, so that what
+    would be refused then is refused here. StoreError: there is none, it can't be read, or no broker would start with
+    it."""
     try:
         with _engine(url) as engine:
-            return _looked_at(engine, url)
+            return _looked_at(engine, url, rehearse)
     except (LookupError, OverflowError, TypeError, ValueError) as error:
         why = printable(f"{type(error).__name__}: {error}", 200)
         raise StoreDamaged(f"the store {shown(url)}: a row is damaged ({why}); take another copy") from error
-    except SQLAlchemyError as error:
-        raise StoreError(f"the store {shown(url)} can't be read: {getattr(error, 'orig', error)}") from None
+    except OPENING_FAILURES as error:
+        raise _unreadable(url, error) from None
+    except OSError as error:
+        raise StoreError(f"the store {shown(url)} can't be read: {error}. {ACCESS}") from None
 
 
-def _looked_at(engine: Engine, url: str) -> StoreImage:
+def _looked_at(engine: Engine, url: str, rehearse: Callable[[Restored], object]) -> StoreImage:
+    """Everything that a start reads, as it is at one moment; then the files of a store in SQLite, page by page."""
+
+    def refusal(error: Exception) -> StoreError:
+        if kind_of(error) is not ErrorKind.DAMAGED or engine.dialect.name != "sqlite":
+            return _unreadable(url, error)
+        return StoreDamaged(f"{_unreadable(url, error)}; {_damaged(engine)}")
+
     try:
         with engine.connect() as connection:
-            if not check_version(connection):
+            _fix_moment(connection)
+            if not check_tables(connection):
                 raise StoreError(f"there is no store in {shown(url)}")
-            return _image(connection)
-    except SQLAlchemyError as error:
-        if kind_of(error) is not ErrorKind.DAMAGED:
-            raise
-        why = f"the store {shown(url)} can't be read: {getattr(error, 'orig', error)}"
-        raise StoreDamaged(f"{why}; {_damaged(engine)}") from None
+            openings = count_of_openings(connection)
+            restored = RestoredFromSql(connection, (openings + 1) * NUMBERS_PER_OPENING, refusal)
+            rehearse(restored)
+            image = _image(connection, restored, openings)
+        return replace(image, faults=(*_damaged_pages(engine), *image.faults))
+    except OPENING_FAILURES as error:
+        raise refusal(error) from None
+
+
+def _unreadable(url: str, error: Exception) -> StoreError:
+    of_kind = StoreDamaged if kind_of(error) is ErrorKind.DAMAGED else StoreError
+    return of_kind(f"the store {shown(url)} can't be read: {explained(error)}")
+
+
+def _fix_moment(connection: Connection) -> None:
+    """Has all that is read from now on be of one moment, whatever a broker writes meanwhile. It holds up no one."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN")
+    else:
+        connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
 @contextmanager
@@ -105,6 +146,7 @@ def _engine(url: str) -> Iterator[Engine]:
     if parsed.get_backend_name() != "sqlite":
         raise StoreError(f"{shown(url)!r} is not the URL of a store: sqlite:///path or postgresql://…")
     path = Path(str(parsed.database)).absolute()
+    check_files(path)
     if not path.is_file():
         raise StoreError(f"there is no store {path}")
     with sqlite.looked_at(parsed) as readable, _disposed(create_engine(readable)) as engine:
@@ -120,23 +162,27 @@ def _disposed(engine: Engine) -> Iterator[Engine]:
         engine.dispose()
 
 
-def _image(connection: Connection) -> StoreImage:
-    openings = int(connection.execute(select(META.c.value).where(META.c.name == "openings")).scalar_one())
+def _image(connection: Connection, restored: Restored, openings: int) -> StoreImage:
     copied: list[int] = []
     noted: list[int] = []
-    chosen = select(RECORD.c.kind, RECORD.c.text).where(RECORD.c.kind.in_((COPY, *_TIMES)))
-    for kind, text_of_record in connection.execute(chosen):
-        *of, at_ms = map(int, text_of_record.split())
-        if kind != COPY:
+    for record in restored.records:
+        if record.kind not in {COPY, *_TIMES}:
+            continue
+        *of, at_ms = map(int, record.text.split())
+        if record.kind != COPY:
             noted.append(at_ms)
         elif of == [openings]:
             copied.append(at_ms)
-    branches = tuple(_branches(connection))
+
+    branches = tuple(_branches(connection, restored))
+    times = [*noted, *copied, *(branch.prepared_ms for branch in branches)]
+    if times and not 0 <= min(times) <= max(times) < END_MS:
+        raise ValueError("a time is none")
     last_ms = max([*noted, *(branch.prepared_ms for branch in branches)], default=0)
     return StoreImage(openings, branches, max(copied, default=None), last_ms, tuple(_faults(connection)))
 
 
-def _branches(connection: Connection) -> Iterator[BranchImage]:
+def _branches(connection: Connection, restored: Restored) -> Iterator[BranchImage]:
     held: dict[int, list[HeldMessages]] = {}
     sends = WORK.c.outcome.is_(None)
     messages = WORK.join(MESSAGE, WORK.c.message == MESSAGE.c.number).join(QUEUE, MESSAGE.c.queue == QUEUE.c.number)
@@ -144,16 +190,19 @@ def _branches(connection: Connection) -> Iterator[BranchImage]:
     work = select(*columns, func.count()).select_from(messages).group_by(*columns).order_by(*columns)
     for branch, to, queue, count in connection.execute(work):
         held.setdefault(branch, []).append(HeldMessages(queue, count, bool(to)))
+    for one in restored.branches:
+        yield BranchImage(one.xid, one.owner, one.prepared_ms, one.outcome, tuple(held.get(one.number, ())))
 
-    chosen = select(
-        BRANCH.c.number, BRANCH.c.format_id, BRANCH.c.gtrid, BRANCH.c.bqual, BRANCH.c.owner, BRANCH.c.prepared_ms,
-        BRANCH.c.outcome,
-    )  # fmt: skip
-    for number, format_id, gtrid, bqual, owner, prepared_ms, outcome in connection.execute(chosen.order_by("number")):
-        code = None if outcome is None else Code(outcome)
-        yield BranchImage(
-            Xid(format_id, bytes(gtrid), bytes(bqual)), owner, prepared_ms, code, tuple(held.get(number, ()))
-        )
+
+def _damaged_pages(engine: Engine) -> Iterator[str]:
+    """What is wrong with the pages of a file: those of tables and indexes, and those that are not used, which a start
+    does not read and a change will."""
+    if engine.dialect.name != "sqlite":
+        return
+    with engine.connect() as connection:
+        result = connection.execute(text("PRAGMA integrity_check(1)")).scalars().all()
+    if result != ["ok"]:
+        yield f"{_damaged(engine)}: {printable(result[0], 200)}"
 
 
 def _damaged(engine: Engine) -> str:
@@ -167,38 +216,33 @@ def _damaged(engine: Engine) -> str:
 def _is_whole(engine: Engine, table: str) -> bool:
     try:
         with engine.connect() as connection:
-            return connection.execute(text(f"PRAGMA quick_check({table})")).scalars().all() == ["ok"]
+            return connection.execute(text(f"PRAGMA integrity_check({table})")).scalars().all() == ["ok"]
     except SQLAlchemyError:
         return False
 
 
 def _faults(connection: Connection) -> Iterator[str]:
-    """What a store that a broker has written never has."""
-    if connection.dialect.name == "sqlite":
-        result = connection.execute(text("PRAGMA quick_check(1)")).scalars().all()
-        if result != ["ok"]:
-            yield f"{_damaged(connection.engine)}: {printable(result[0], 200)}"
-            return
+    """What a store that a broker has written never has, and a start does not look for."""
+    payloads = select(PAYLOAD.c.message, func.length(PAYLOAD.c.data).label("size")).subquery()
+    pieces = select(
+        CHUNKS.c.message,
+        func.sum(func.length(CHUNKS.c.data)).label("size"),
+        (func.max(CHUNKS.c.number) + 1 - func.count()).label("missing"),
+    )
+    chunks = pieces.group_by(CHUNKS.c.message).subquery()
+    posts = select(WORK.c.message).where(WORK.c.outcome.is_(None))
 
-    def count(condition: Any, *of: Any) -> int:
-        return int(connection.execute(select(func.count()).select_from(*of).where(condition)).scalar_one())
+    posted = MESSAGE.c.number.in_(posts)
+    faults: list[tuple[FromClause, ColumnElement[bool], str]] = [
+        (MESSAGE, (MESSAGE.c.position == PENDING) & ~posted, "belong to branches that are missing")
+    ]
+    for one, is_of in ((payloads, MESSAGE.c.size <= CHUNK), (chunks, MESSAGE.c.size > CHUNK)):
+        both = MESSAGE.outerjoin(one, one.c.message == MESSAGE.c.number)
+        faults.append((both, is_of & one.c.size.is_(None), "have no payload"))
+        faults.append((both, is_of & (one.c.size != MESSAGE.c.size), "have a payload of another size than is noted"))
+    faults.append((chunks, chunks.c.missing != 0, "lack a piece of their payload"))
 
-    messages, queues = select(MESSAGE.c.number), select(QUEUE.c.number)
-    for found, what in (
-        (count(WORK.c.message.not_in(messages), WORK), "messages of branches are missing"),
-        (count(WORK.c.branch.not_in(select(BRANCH.c.number)), WORK), "messages are held by branches that are missing"),
-        (
-            count((MESSAGE.c.position != PENDING) & MESSAGE.c.queue.not_in(queues), MESSAGE),
-            "messages are in queues that are missing",
-        ),
-        (
-            count((MESSAGE.c.size <= CHUNK) & MESSAGE.c.number.not_in(select(PAYLOAD.c.message)), MESSAGE),
-            "messages have no payload",
-        ),
-        (
-            count((MESSAGE.c.size > CHUNK) & MESSAGE.c.number.not_in(select(CHUNKS.c.message)), MESSAGE),
-            "large messages have no payload",
-        ),
-    ):
+    for of, condition, what in faults:
+        found = int(connection.execute(select(func.count()).select_from(of).where(condition)).scalar_one())
         if found:
-            yield f"{found} {what}"
+            yield f"{found} messages {what}"

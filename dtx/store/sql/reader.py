@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import logging
 import threading
 from collections import OrderedDict
 from queue import SimpleQueue
@@ -13,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dtx.store.contract import StoreError, StoreStopped
 from dtx.store.sql.tables import CHUNKS
+from xa.sql.errors import explained, is_of_one_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     Fetched: TypeAlias = Callable[[Mapping[int, bytes], StoreError | None], None]
     ChunkFetched: TypeAlias = Callable[[bytes | None, StoreError | None], None]
 
+LOG: Final = logging.getLogger("xabridge.broker")
 ROWS: Final = 64
 
 
@@ -48,7 +51,7 @@ class Reader:
             try:
                 found = self._payloads(messages)
             except SQLAlchemyError as error:
-                failure = StoreStopped(f"payloads can't be read: {error}")
+                failure = StoreStopped(f"payloads can't be read: {explained(error)}")
                 return lambda: done({}, failure)
             return lambda: done(found, None)
 
@@ -62,7 +65,10 @@ class Reader:
             try:
                 piece: bytes | None = self._connection.execute(chunk).scalar_one_or_none()
             except SQLAlchemyError as error:
-                failure = StoreStopped(f"a piece of a payload can't be read: {error}")
+                if is_of_one_place(error):
+                    LOG.warning("piece %d of message %d can't be read: %s", number, message, explained(error))
+                    return lambda: done(None, None)
+                failure = StoreStopped(f"a piece of a payload can't be read: {explained(error)}")
                 return lambda: done(None, failure)
             return lambda: done(piece, None)
 
@@ -80,10 +86,21 @@ class Reader:
     def _payloads(self, messages: Sequence[int]) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
         for start in range(0, len(messages), ROWS):
-            some = tuple(messages[start : start + ROWS])
-            text = self._statements.select_payloads.text(len(some))
-            found.update(self._pairs(self._connection.exec_driver_sql(text, some).all()))
+            found.update(self._readable(tuple(messages[start : start + ROWS])))
         return found
+
+    def _readable(self, messages: tuple[int, ...]) -> list[tuple[int, bytes]]:
+        """The payloads of these messages. Where the store is damaged, what can be read of them."""
+        text = self._statements.select_payloads.text(len(messages))
+        try:
+            return self._pairs(self._connection.exec_driver_sql(text, messages).all())
+        except SQLAlchemyError as error:
+            if not is_of_one_place(error):
+                raise
+            if len(messages) == 1:
+                LOG.warning("the payload of message %d can't be read: %s", messages[0], explained(error))
+                return []
+        return [pair for message in messages for pair in self._readable((message,))]
 
     def _pairs(self, rows: Sequence[Any]) -> list[tuple[int, bytes]]:
         if not self._in_one_row:

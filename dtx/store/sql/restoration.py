@@ -1,16 +1,23 @@
 """The contents of a SQL store, read back at its opening: queues, branches with their work, fences, facts of
-messages."""
+messages.
+
+A broker's start and a look from outside (`dtx.store.sql.inspection`) read them here, so that what one of them refuses,
+the other one refuses too.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from itertools import chain, repeat
+from operator import ge, itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import literal_column, select
+from sqlalchemy import func, literal_column, select
 
 from dtx.store.contract import (
+    NUMBERS_PER_OPENING,
     PENDING,
+    StoreDamaged,
     StoredBranch,
     StoredDequeue,
     StoredFence,
@@ -18,48 +25,73 @@ from dtx.store.contract import (
     StoredQueue,
     StoredRecord,
 )
-from dtx.store.sql.database import OPENING_FAILURES, opening_error
-from dtx.store.sql.tables import BRANCH, FENCE, MESSAGE, QUEUE, RECORD, WORK
+from dtx.store.sql.database import OPENING_FAILURES
+from dtx.store.sql.tables import BRANCH, FENCE, MESSAGE, QUEUE, RECORD, RESTORE, WORK, checked
 from xa import Code, Xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Table
+
+    from dtx.store.contract import StoreError
 
 FETCHED: Final = 1000
+_PLACE: Final = itemgetter(1, 2)
+"""Of a row of a message: its queue and position."""
 _message: Final[Callable[[type[StoredMessage], Any], StoredMessage]] = tuple.__new__
 """Makes a message from a row. `StoredMessage._make` does so by a call in Python, for each of a million messages."""
 
 
 class RestoredFromSql:
-    """A `dtx.store.contract.Restored`. `messages` reads from `connection` while it is iterated."""
+    """A `dtx.store.contract.Restored` of a store whose next numbers begin at `first_number`. StoreDamaged: it holds
+    what no store writes. `messages` reads from `connection` while it is iterated; an error of the database is what
+    `refusal` makes of it there, and is raised as it is before that."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, first_number: int, refusal: Callable[[Exception], StoreError]) -> None:
         self._connection = connection
-        self.queues: Sequence[StoredQueue] = [
-            StoredQueue(*row) for row in connection.execute(select(QUEUE).order_by(QUEUE.c.number))
-        ]
-        self.fences: Sequence[StoredFence] = [StoredFence(*row) for row in connection.execute(select(FENCE))]
-        self.records: Sequence[StoredRecord] = [
-            StoredRecord(*row) for row in connection.execute(select(RECORD).order_by(RECORD.c.number))
-        ]
+        self._refusal = refusal
+        self.queues: Sequence[StoredQueue] = [StoredQueue(*row) for row in self._rows(QUEUE)]
+        self.fences: Sequence[StoredFence] = [StoredFence(*row) for row in self._rows(FENCE)]
+        self.records: Sequence[StoredRecord] = [StoredRecord(*row) for row in self._rows(RECORD)]
         self.branches: Sequence[StoredBranch] = list(self._read_branches())
+        self._check_numbers(first_number)
+
+    def _rows(self, table: Table) -> Sequence[Any]:
+        return checked(self._connection.execute(select(table).order_by(*table.primary_key)).all(), table.columns)
+
+    def _check_numbers(self, first_number: int) -> None:
+        """None was given out that the next openings give out again."""
+        highest = func.max(MESSAGE.c.number), func.max(MESSAGE.c.position)
+        ((number, position),) = checked(
+            self._connection.execute(select(*(func.coalesce(one, 0) for one in highest))).all(),
+            (MESSAGE.c.number, MESSAGE.c.position),
+        )
+        kept: Sequence[Any] = (*self.queues, *self.records, *self.branches)
+        if max(number, position, *(one.number for one in kept)) >= first_number:
+            raise StoreDamaged(
+                f"the store was opened {first_number // NUMBERS_PER_OPENING - 1} times by its own count, and has "
+                f"numbers of a later opening: {RESTORE}"
+            )
 
     def _read_branches(self) -> Iterator[StoredBranch]:
         enqueues: dict[int, list[StoredMessage]] = {}
         dequeues: dict[int, list[StoredDequeue]] = {}
-        work = select(WORK.c.branch, WORK.c.message, WORK.c.outcome, MESSAGE).select_from(
-            WORK.join(MESSAGE, WORK.c.message == MESSAGE.c.number)
-        )
-        for branch, message, outcome, *facts in self._connection.execute(work.order_by(WORK.c.branch, WORK.c.ordinal)):
+        work = select(*WORK.columns, MESSAGE).select_from(WORK.outerjoin(MESSAGE, WORK.c.message == MESSAGE.c.number))
+        rows = self._connection.execute(work.order_by(WORK.c.branch, WORK.c.ordinal)).all()
+        checked(rows, WORK.columns)
+        posts = [row for row in rows if row.outcome is None]
+        if any(row.number is None for row in posts):
+            raise StoreDamaged(f"the store lacks messages that prepared branches post: {RESTORE}")
+        checked([row[len(WORK.columns) :] for row in posts], MESSAGE.columns)
+
+        for branch, _, message, outcome, *facts in rows:
             if outcome is None:
                 enqueues.setdefault(branch, []).append(StoredMessage(*facts))
-            else:
+            elif facts[0] is not None:  # otherwise its queue was deleted with it
                 dequeues.setdefault(branch, []).append(StoredDequeue(message, outcome))
 
-        for row in self._connection.execute(select(BRANCH).order_by(BRANCH.c.number)):
-            number, format_id, gtrid, bqual, owner, prepared_ms, outcome, completed_ms = row
+        for number, format_id, gtrid, bqual, owner, prepared_ms, outcome, completed_ms in self._rows(BRANCH):
             yield StoredBranch(
                 number,
                 Xid(format_id, gtrid, bqual),
@@ -67,9 +99,11 @@ class RestoredFromSql:
                 prepared_ms,
                 None if outcome is None else Code(outcome),
                 completed_ms or 0,
-                tuple(enqueues.get(number, ())),
-                tuple(dequeues.get(number, ())),
+                tuple(enqueues.pop(number, ())),
+                tuple(dequeues.pop(number, ())),
             )
+        if enqueues or dequeues:
+            raise StoreDamaged(f"the store lacks branches that hold messages: {RESTORE}")
 
     def messages(self) -> Iterator[StoredMessage]:
         standing = select(MESSAGE).where(MESSAGE.c.position != literal_column(str(PENDING)))
@@ -78,9 +112,20 @@ class RestoredFromSql:
             if self._connection.dialect.name == "sqlite":  # SQLAlchemy's own rows would take a tenth of the start
                 cursor = self._connection.connection.cursor()
                 cursor.execute(str(standing.compile(dialect=self._connection.dialect)))
-                fetched: Iterable[Sequence[Any]] = iter(partial(cursor.fetchmany, FETCHED), [])
+                fetched: Iterable[Sequence[Sequence[Any]]] = iter(partial(cursor.fetchmany, FETCHED), [])
             else:
                 fetched = self._connection.execution_options(stream_results=True).execute(standing).partitions(FETCHED)
-            yield from map(_message, repeat(StoredMessage), chain.from_iterable(fetched))
+            yield from map(_message, repeat(StoredMessage), chain.from_iterable(_in_places(fetched)))
         except OPENING_FAILURES as error:
-            raise opening_error(error) from None
+            raise self._refusal(error) from None
+
+
+def _in_places(fetched: Iterable[Sequence[Sequence[Any]]]) -> Iterator[Sequence[Sequence[Any]]]:
+    """The rows of messages, in the order of their places. StoreDamaged: two have the same place."""
+    before: tuple[Any, ...] = (0, PENDING)
+    for rows in fetched:
+        places = list(map(_PLACE, checked(rows, MESSAGE.columns)))
+        if any(map(ge, [before, *places], places)):
+            raise StoreDamaged(f"the store has two messages in one place: {RESTORE}")
+        before = places[-1]
+        yield rows

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import create_engine, event
 from sqlalchemy.pool import NullPool
 
-from dtx.store.contract import StoreError, StoreLocked
-from dtx.store.sql.database import LOCKED_MS, OPENING_FAILURES, Transactions, close_all, store_url
+from dtx.store.contract import StoreDamaged, StoreError, StoreLocked
+from dtx.store.sql.database import ACCESS, LOCKED_MS, OPENING_FAILURES, Transactions, close_all, store_url
 from dtx.store.sql.disk_reserve import BESIDES, LEAST, DiskReserve
-from dtx.store.sql.tables import check_version
+from dtx.store.sql.tables import check_tables
 from xa.durable_files import force
 from xa.sql import sqlite
 from xa.sql.errors import ErrorKind, kind_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from dtx.store.contract import StoreStopped
     from dtx.store.sql.database import Space
 
+LOG: Final = logging.getLogger("xabridge.broker")
 PAGE_SIZE: Final = 8192
 INCREMENTAL: Final = 2
 """The mode of auto_vacuum in which pages are given back on request."""
@@ -83,9 +85,16 @@ class DiskSpace:
         self._tight = not reserve.hold()
         self._log_pages = 0
         """Pages in the log, estimated: nothing but a checkpoint tells their number."""
+
         self._limit_log()
         if self._tight:
             self.keep_room(0)
+        if self._tight:
+            LOG.error(
+                "the store takes only what frees space: %d octets of its disk are free, and it needs %d",
+                self._reserve.free,
+                BESIDES * LEAST,
+            )
 
     @property
     def tight(self) -> bool:
@@ -179,17 +188,20 @@ class SqliteDatabase:
         try:
             _make_folder(path.parent)
             self._lock = _locked(path.with_name(path.name + ".lock"))
+            check_files(path)
             self._reserve = DiskReserve(path.with_name(path.name + ".reserve"))
             if _free(path.parent) < LITTLE:
-                self._reserve.release()
+                self._reserve.release_for_opening()
             created = not path.exists()
             path.touch(mode=0o600)
             if created:
                 force(path.parent)
-        except OSError as error:
+        except BaseException as error:
             if self._lock >= 0:  # otherwise it stays locked as long as this process lives
                 os.close(self._lock)
-            raise StoreError(f"the store {path} can't be opened: {error}") from error
+            if isinstance(error, OSError):
+                raise StoreError(f"the store {path} can't be opened: {error}. {ACCESS}") from error
+            raise
 
         self._engine = create_engine(
             url,
@@ -201,9 +213,12 @@ class SqliteDatabase:
                 "timeout": LOCKED_MS / 1000,
             },
         )
-        event.listen(self._engine, "connect", _lay_out)  # first: in WAL mode the layout can't be changed any more
+        sqlite.check_schemas(self._engine)
+        event.listen(self._engine, "connect", _lay_out)  # before WAL mode, in which the layout can't be changed
         sqlite.force_commits(self._engine, OPENING_S, _no_write_ahead_log)
         self._connections: list[Connection] = []
+        self._opened = False
+        """Whether there is a store: of none, nothing lies beside it."""
         self._files = path, path.with_name(path.name + "-wal")
 
     def writer(self) -> Connection:
@@ -225,6 +240,7 @@ class SqliteDatabase:
         pass
 
     def transactions(self, writer: Connection, epoch: int) -> tuple[Transactions, Space]:  # noqa: ARG002 — as above
+        self._opened = True
         transactions = SqliteTransactions(writer)
         return transactions, DiskSpace(transactions, self._reserve)
 
@@ -238,7 +254,26 @@ class SqliteDatabase:
 
     def close(self) -> None:
         close_all(self._connections)
+        if self._opened:
+            self._reserve.keep_for_opening()
         os.close(self._lock)
+
+
+def check_files(path: Path) -> None:
+    """StoreDamaged: the file is not what it was, as far as that shows before SQLite opens it. SQLite would take an
+    empty file for a new one, and delete its log."""
+    if path.exists() and path.stat().st_size:
+        damage = sqlite.visible_damage(path)
+        if damage and damage == sqlite.visible_damage(path):  # not only because it is being written
+            raise StoreDamaged(f"the store {path} is damaged: {damage}. Restore it from a copy")
+        return
+    beside = [path.with_name(path.name + ending) for ending in (".reserve", "-wal")]
+    left = " and ".join(file.name for file in beside if file.exists() and file.stat().st_size)
+    if left:
+        raise StoreDamaged(
+            f"the store {path} is {'empty' if path.exists() else 'gone'}, but {left} beside it is of one that was in "
+            f"use: restore it from a copy. To begin with an empty one, remove {left}"
+        )
 
 
 def _lay_out(connection: Any, _record: object) -> None:
@@ -297,7 +332,7 @@ def compact(url: str) -> tuple[int, int]:
     try:
         before = path.stat().st_size
         writer = database.writer()
-        check_version(writer)
+        check_tables(writer)
         writer.rollback()  # VACUUM runs outside of transactions
         cursor = writer.connection.cursor()
         cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -12,12 +12,14 @@ What it is made of:
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import delete, insert, select, update
+from sqlalchemy.exc import DBAPIError
 
-from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreDamaged, StoreError
+from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreError
 from dtx.store.sql.database import OPENING_FAILURES, opening_error, store_url
 from dtx.store.sql.lease import LEASE_S
 from dtx.store.sql.postgres import PostgresDatabase
@@ -25,8 +27,9 @@ from dtx.store.sql.reader import PayloadCache, Reader
 from dtx.store.sql.restoration import RestoredFromSql
 from dtx.store.sql.sqlite import SqliteDatabase
 from dtx.store.sql.statements import Statements
-from dtx.store.sql.tables import CHUNKS, MESSAGE, META, METADATA, VERSION, check_version
+from dtx.store.sql.tables import CHUNKS, MESSAGE, META, METADATA, VERSION, check_tables, count_of_openings
 from dtx.store.sql.writer import Writer
+from xa.sql.errors import explained, is_of_one_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from dtx.store.sql.reader import ChunkFetched, Fetched
     from dtx.store.sql.writer import Submitted
 
+LOG: Final = logging.getLogger("xabridge.broker")
 CACHE_OCTETS: Final = 16 * 1024 * 1024
 
 
@@ -103,7 +107,7 @@ class SqlStore:
             epoch = _prepare_tables(connection, database)
             lease = database.hold(epoch, self._has_lost)
             self.first_number = epoch * NUMBERS_PER_OPENING
-            restored = RestoredFromSql(database.reader())
+            restored = RestoredFromSql(database.reader(), self.first_number, opening_error)
             statements = Statements(connection.dialect)
             reader = Reader(database.reader(), statements, self._deliver)
             writer = Writer(
@@ -241,20 +245,28 @@ def open_database(url: str, lease_s: float = LEASE_S) -> Database:
     raise StoreError(f"a store lives in sqlite or postgresql, not in {kind}")
 
 
+def _drop_unfinished(connection: Connection) -> None:
+    """Deletes pieces of messages that never came to be, those that can be read."""
+    try:
+        with connection.begin_nested():
+            connection.execute(delete(CHUNKS).where(CHUNKS.c.message.not_in(select(MESSAGE.c.number))))
+    except DBAPIError as error:
+        if not is_of_one_place(error):
+            raise
+        LOG.warning("pieces of unfinished messages stay in the store: %s", explained(error))
+
+
 def _prepare_tables(connection: Connection, database: Database) -> int:
     """Takes the store, makes the tables where there are none, drops what an earlier process left unfinished, and counts
     this opening; all in one transaction. Nothing is changed where it is another version's store."""
     with connection.begin():
-        check_version(connection)
+        check_tables(connection)
         database.take(connection)
-        if not check_version(connection):  # somebody may have made it before we took it
+        if not check_tables(connection):  # somebody may have made it before we took it
             METADATA.create_all(connection)
             connection.execute(insert(META), [{"name": "version", "value": VERSION}, {"name": "openings", "value": 0}])
-        facts = {row.name: row.value for row in connection.execute(select(META))}
-        if not isinstance(facts.get("openings"), int):
-            raise StoreDamaged(f"the table {META.name} of the store is damaged: restore the store from a copy")
-        openings: int = facts["openings"] + 1
+        openings = count_of_openings(connection) + 1
         connection.execute(update(META).where(META.c.name == "openings").values(value=openings))
-        connection.execute(delete(CHUNKS).where(CHUNKS.c.message.not_in(select(MESSAGE.c.number))))
+        _drop_unfinished(connection)
         database.taken(connection, openings)
     return openings

@@ -15,12 +15,12 @@
 Facts and payloads are apart, so that a start reads facts only. A message stands in its queue if and only if
 its position is not PENDING; a branch is prepared if and only if its outcome is NULL.
 
-The version is looked at before anything else is read or made (`check_version`); another one is refused.
+The version is looked at before anything else is read or made (`check_tables`); another one is refused.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -37,13 +37,21 @@ from sqlalchemy import (
     select,
 )
 
-from dtx.store.contract import StoreDamaged, StoreOfOtherVersion
+from dtx.store.contract import NUMBERS_PER_OPENING, StoreDamaged, StoreOfOtherVersion
 from xa.format_version import version_refusal
+from xa.sql.statements import missing_columns
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from sqlalchemy import Connection
 
+Row = TypeVar("Row", bound="Sequence[Any]")
+
 VERSION: Final = 2
+RESTORE: Final = "the store is damaged, restore it from a copy"
+MOST_OPENINGS: Final = (1 << 63) // NUMBERS_PER_OPENING - 1
+"""Numbers are of 63 bits."""
 
 METADATA: Final = MetaData()
 _NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")  # there only INTEGER is the key of the table itself
@@ -127,21 +135,58 @@ LEASE: Final = Table(
 )
 
 
-def check_version(connection: Connection) -> bool:
-    """Whether there is a store. StoreError: another version's; StoreDamaged: without its version."""
+def check_tables(connection: Connection) -> bool:
+    """Whether there is a store. StoreError: another version's; StoreDamaged: it lacks its version, or a part of its
+    tables."""
     seen = inspect(connection)
     if not seen.has_table(META.name):
         if any(seen.has_table(name) for name in METADATA.tables):
-            raise StoreDamaged(f"the store lacks the table {META.name}, which has its version: restore it from a copy")
+            raise StoreDamaged(f"the store lacks the table {META.name}, which has its version: {RESTORE}")
         return False
+    _check_columns(connection, META)
     refuse_other_version(connection.execute(select(META.c.value).where(META.c.name == "version")).scalar())
+
+    for table in METADATA.sorted_tables:
+        if not seen.has_table(table.name):
+            raise StoreDamaged(f"the store lacks the table {table.name}: {RESTORE}")
+        _check_columns(connection, table)
     return True
+
+
+def _check_columns(connection: Connection, table: Table) -> None:
+    missing = missing_columns(connection, table)
+    if missing:
+        raise StoreDamaged(f"the table {table.name} of the store lacks {missing}: {RESTORE}")
+
+
+def count_of_openings(connection: Connection) -> int:
+    """How often the store was opened. StoreDamaged: it does not say so."""
+    facts = {row.name: row.value for row in checked(connection.execute(select(META)).all(), META.columns)}
+    return opening_number(facts.get("openings"))
+
+
+def opening_number(noted: object) -> int:
+    """The number of the latest opening, as META has it. StoreDamaged: that is none."""
+    if not isinstance(noted, int) or not 0 <= noted < MOST_OPENINGS:
+        raise StoreDamaged(f"the table {META.name} of the store does not say how often it was opened: {RESTORE}")
+    return noted
+
+
+def checked(rows: Sequence[Row], columns: Iterable[Column[Any]]) -> Sequence[Row]:
+    """These rows, whose values are of these columns. StoreDamaged: one is not, as a file of SQLite takes any value in
+    any column."""
+    for column, values in zip(columns, zip(*rows, strict=True), strict=False):
+        types = {column.type.python_type, type(None)} if column.nullable else {column.type.python_type}
+        if not types.issuperset(map(type, values)):
+            found = ", ".join(sorted({type(value).__name__ for value in values if type(value) not in types}))
+            raise StoreDamaged(f"the table {column.table.name} of the store has {found} in {column.name}: {RESTORE}")
+    return rows
 
 
 def refuse_other_version(version: object) -> None:
     """StoreOfOtherVersion: a store of this version is not opened; StoreDamaged: it is none."""
     if not isinstance(version, int):
-        raise StoreDamaged(f"the store has {version!r} for its version: restore it from a copy")
+        raise StoreDamaged(f"the store has {version!r} for its version: {RESTORE}")
     refusal = version_refusal("the store", version, VERSION)
     if refusal is not None:
         raise StoreOfOtherVersion(refusal)

@@ -28,6 +28,7 @@ from dtx.store.contract import Batch, NotStored, Step, StoreError, StoreFull, St
 from dtx.store.sql.batches import carry_out
 from dtx.store.sql.database import LOCKED_MS, not_stored
 from dtx.store.sql.fsync_latency import ForcePace
+from xa.sql.errors import explained, is_of_one_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -265,27 +266,39 @@ class Writer:
         self._space.keep_room(octets)
 
     def _force(
-        self, batches: list[Batch], size: tuple[int, int] | None = None, wait_ms: int = LOCKED_MS
+        self,
+        batches: list[Batch],
+        size: tuple[int, int] | None = None,
+        wait_ms: int = LOCKED_MS,
+        *,
+        leave_payloads: bool = False,
     ) -> StoreError | None:
         """Makes the group, of this size, durable; the error that its batches get, or None. `wait_ms`: how long
-        somebody else may have locked the database."""
+        somebody else may have locked the database. Where payloads of messages that go are damaged, they stay
+        (`leave_payloads`): a message whose payload can't be read has to be able to go, and others with it."""
         if self._stopped is not None:
             return self._stopped
         try:
             self._hook(Step.BEFORE_WRITE)
             began = self._clock()
             self._transactions.begin(wait_ms)
-            carry_out(batches, self._transactions, self._statements)
+            carry_out(batches, self._transactions, self._statements, leave_payloads=leave_payloads)
             self._hook(Step.WRITTEN)
         except self._transactions.failures as error:
-            return self._not_written(error)
+            if leave_payloads or not is_of_one_place(error) or not any(map(_drops_payloads, batches)):
+                return self._not_written(error)
+            undone = self._undone(error)
+            if undone is not None:
+                return undone
+            LOG.warning("payloads of messages that are gone stay in the store: %s", explained(error))
+            return self._force(batches, size, wait_ms, leave_payloads=True)
 
         try:
             self._transactions.commit()  # the force: what the batches tell is durable from here on
         except self._transactions.failures as error:
             if self._space.is_undone(error):
                 return self._not_written(error)
-            return self._stop(f"a force failed: {error}")
+            return self._stop(f"a force failed: {explained(error)}")
         took = self._clock() - began
         self._hook(Step.FORCED)
         self._forced(took, len(batches))
@@ -293,19 +306,23 @@ class Writer:
         if _is_small(size):
             self._pace.took(took)
         self._space.written(*size)
-        self._untidy = self._untidy or any(batch.dequeues or batch.queues_deleted for batch in batches)
+        self._untidy = self._untidy or any(map(_drops_payloads, batches))
         return None
 
     def _not_written(self, error: Exception) -> StoreError:
         """The answer to a group that failed before its force."""
         refusal = not_stored(error)
         if refusal is None:
-            return self._stop(f"a write failed: {error}")
+            return self._stop(f"a write failed: {explained(error)}")
+        return self._undone(error) or refusal
+
+    def _undone(self, error: Exception) -> StoreStopped | None:
+        """Rolls the transaction back in which `error` was raised; None: it has left no trace."""
         try:
             self._transactions.rollback()
         except self._transactions.failures as failure:
             return self._stop(f"after {error}: {failure}")
-        return refusal
+        return None
 
     def _stop(self, reason: str) -> StoreStopped:
         self._stopped = StoreStopped(f"the store has stopped, open it again: {reason}")
@@ -320,6 +337,10 @@ class Writer:
             if entry is None:
                 return
             group = entry
+
+
+def _drops_payloads(batch: Batch) -> bool:
+    return bool(batch.dequeues or batch.queues_deleted)
 
 
 def _size(batches: Iterable[Batch]) -> tuple[int, int]:

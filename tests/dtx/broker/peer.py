@@ -430,7 +430,9 @@ class Peer:
             self.world.pump()
 
     def take(self, link: Receiver) -> tuple[Delivery, Message] | None:
-        """The next delivery that has come whole, with its message."""
+        """The next delivery that has come whole, with its message. Those that were aborted are passed over."""
+        while link.current is not None and link.current.aborted:
+            link.current.settle()  # which goes on to the next one
         delivery = link.current
         if delivery is None or not delivery.readable or delivery.partial:
             return None

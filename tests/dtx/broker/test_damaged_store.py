@@ -6,25 +6,34 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from dtx.amqp.encoding import encode
 from dtx.amqp.messages import value_message
 from dtx.broker.access.permissions import EVERYTHING, Permissions
-from dtx.broker.broker import SystemClock
+from dtx.broker.broker import Broker, SystemClock, rehearse_start
 from dtx.broker.container import Container
 from dtx.broker.queues.outcomes import TAKEN_OCTETS
+from dtx.broker.queues.queue import Queue
 from dtx.broker.settings import Settings
 from dtx.store.contract import CHUNK, PENDING, StoreDamaged, StoreError
 from dtx.store.sql import SqlStore
 from dtx.store.sql.inspection import look_at_store
 from dtx.store.sql.sqlite import PAGE_SIZE
 from dtx.store.sql.tables import METADATA
+from rm_amqp import Message
 from tests.dtx.store.stores import Place
+from tests.memory_disk import as_unprivileged, new_folder
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tm import TransactionManager
 from xa import Code, Xid
 
 FLIPS: Final = int(os.environ.get("XABRIDGE_SCHEDULES", "80"))
@@ -83,31 +92,215 @@ def started(url: str) -> str:
 def checked(url: str) -> str:
     """What `xabridge check` says is wrong with a store; empty for nothing."""
     try:
-        return "; ".join(look_at_store(url).faults)
+        return "; ".join(look_at_store(url, rehearse_start).faults)
     except StoreError as error:
         return str(error)
+
+
+def agreed(url: str, where: str) -> tuple[str, str]:
+    """What both say, in sentences; what keeps a broker from starting is found by `xabridge check`."""
+    try:
+        found = checked(url)
+        said = started(url)
+        assert not said or "in use" not in started(url), where
+    except Exception as error:
+        raise AssertionError(f"{where}: {error!r}") from error
+    assert not said or found, f"{where}: {said}"
+    return found, said
 
 
 @pytest.mark.slow
 def test_a_store_with_any_octets_changed_starts_or_says_why_it_does_not(octets: bytes, tmp_path: Path) -> None:
     """In every page, one octet or many. What could not be started can be tried again in the same process."""
-    seed = random.randrange(1 << 32)
-    drawn = random.Random(seed)
+    seed = int(os.environ.get("XABRIDGE_SEED", random.randrange(1 << 32)))
     pages = len(octets) // PAGE_SIZE
     for number in range(FLIPS):
+        drawn = random.Random(seed + number)
         damaged = bytearray(octets)
         for _ in range(drawn.choice([1, 2, 8, 64])):
             damaged[number % pages * PAGE_SIZE + drawn.randrange(PAGE_SIZE)] ^= drawn.randrange(1, 256)
+        where = f"XABRIDGE_SEED={seed}, number {number} ({digest(octets)})"
+        agreed(put(tmp_path / "damaged.db", bytes(damaged)), where)
 
-        where = f"seed {seed}, number {number}"
-        url = put(tmp_path / "damaged.db", bytes(damaged))
-        try:
-            found = checked(url)
-            said = started(url)
-            assert "in use" not in started(url), where
-        except Exception as error:
-            raise AssertionError(f"{where}: {error!r}") from error
-        assert not said or found or "a row" in said, f"{where}: {said}"
+
+def digest(octets: bytes) -> str:
+    """By what another run knows that it has the same store."""
+    return sha256(octets).hexdigest()[:12]
+
+
+@pytest.mark.slow
+def test_rows_with_any_octets_changed(octets: bytes, tmp_path: Path) -> None:
+    """In the rows themselves, which a page of a small store has little of: where they stand, and what is in them."""
+    seed = int(os.environ.get("XABRIDGE_SEED", random.randrange(1 << 32)))
+    used = [at for at, octet in enumerate(octets) if octet and octet != ord("x") and octet != ord("y")]
+    for number in range(FLIPS):
+        drawn = random.Random(seed + number)
+        damaged = bytearray(octets)
+        for _ in range(drawn.choice([1, 1, 1, 2, 4])):
+            damaged[drawn.choice(used)] = drawn.randrange(256)
+        where = f"XABRIDGE_SEED={seed}, number {number} ({digest(octets)})"
+        agreed(put(tmp_path / "damaged.db", bytes(damaged)), where)
+
+
+VALUES: Final = (-1, 1 << 62, 1.5, "text", "", b"octets", b"", None)
+UNREAD: Final = {"dtx_payload", "dtx_chunk"}
+"""Tables that a start does not read."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", sorted(METADATA.tables))
+def test_a_value_that_no_broker_wrote(octets: bytes, tmp_path: Path, table: str) -> None:
+    """In every column, of one row or of all. Values of other types are refused, by both."""
+    for column in METADATA.tables[table].columns:
+        for value in VALUES:
+            for rows in ("", f" WHERE {column.name} = (SELECT max({column.name}) FROM {table})"):  # noqa: S608
+                url = put(tmp_path / "changed.db", octets)
+                try:
+                    with closing(sqlite3.connect(tmp_path / "changed.db")) as connection, connection:
+                        connection.execute(f"UPDATE {table} SET {column.name} = ?{rows}", (value,))  # noqa: S608
+                except sqlite3.Error:
+                    continue  # SQLite refuses it
+                where = f"{table}.{column.name} = {value!r}{rows}"
+                found, said = agreed(url, where)
+                of_its_type = stored_types(tmp_path / "changed.db", column) <= {column.type.python_type.__name__}
+                assert of_its_type or (found and (said or table in UNREAD)), where
+
+
+def stored_types(path: Path, column: Any) -> set[str]:
+    """The types of the values in a column, those that SQLite has made of them."""
+    with closing(sqlite3.connect(path)) as connection:
+        values = connection.execute(f"SELECT {column.name} FROM {column.table.name}").fetchall()  # noqa: S608
+    return {type(value).__name__ for (value,) in values if value is not None or not column.nullable}
+
+
+def test_what_a_schema_lacks(octets: bytes, tmp_path: Path) -> None:
+    """A table or a column that has another name."""
+    for table in METADATA.sorted_tables:
+        for change in (
+            f"RENAME TO x{table.name}",
+            *(f"RENAME COLUMN {one.name} TO x{one.name}" for one in table.columns),
+        ):
+            url = put(tmp_path / "changed.db", octets)
+            with closing(sqlite3.connect(tmp_path / "changed.db")) as connection, connection:
+                connection.execute(f"ALTER TABLE {table.name} {change}")
+            for said in agreed(url, change):
+                assert "lacks" in said
+                assert table.name in said
+                assert "restore it from a copy" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("DELETE FROM dtx_meta WHERE name = 'openings'", "does not say how often it was opened"),
+        ("UPDATE dtx_meta SET value = 1 << 23 WHERE name = 'openings'", "does not say how often it was opened"),
+        ("UPDATE dtx_meta SET value = 0 WHERE name = 'openings'", "has numbers of a later opening"),
+        ("UPDATE dtx_message SET position = (SELECT max(position) FROM dtx_message)", "two messages in one place"),
+        ("DELETE FROM dtx_branch", "lacks branches that hold messages"),
+        ("DELETE FROM dtx_message WHERE position = 0", "lacks messages that prepared branches post"),
+        ("UPDATE dtx_record SET kind = 'user'", "a row of the store is damaged"),
+        ("UPDATE dtx_record SET kind = 'user', text = '[1, 2, 3]'", "a row of the store is damaged"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_and_found(octets: bytes, tmp_path: Path, change: str, says: str) -> None:
+    url = put(tmp_path / "changed.db", octets)
+    with closing(sqlite3.connect(tmp_path / "changed.db")) as connection, connection:
+        connection.execute(change)
+    assert all(says in said for said in agreed(url, change))
+
+
+def test_messages_of_a_queue_that_was_deleted_are_no_damage(octets: bytes, tmp_path: Path) -> None:
+    """A prepared branch took them; what it would do with them is not to be done any more."""
+    url = put(tmp_path / "store.db", octets)
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
+        connection.execute(
+            "DELETE FROM dtx_message WHERE number IN (SELECT message FROM dtx_work WHERE outcome NOT NULL)"
+        )
+    assert agreed(url, "deleted") == ("", "")
+
+
+@pytest.mark.slow
+def test_the_header_of_the_file(octets: bytes, tmp_path: Path) -> None:
+    for at in range(100):
+        for value in {octets[at] ^ 1, 255} - {octets[at]}:
+            damaged = bytearray(octets)
+            damaged[at] = value
+            agreed(put(tmp_path / "damaged.db", bytes(damaged)), f"octet {at} is {value}")
+
+
+# --- files that are cut off, empty or gone
+def test_a_file_that_is_cut_off_is_refused_by_name(octets: bytes, tmp_path: Path) -> None:
+    """Also by less than a page, which SQLite would take for zeros."""
+    for size in (*range(PAGE_SIZE, len(octets), PAGE_SIZE), len(octets) - 1, len(octets) - 5000, PAGE_SIZE + 7):
+        url = put(tmp_path / "cut.db", octets[:size])
+        for said in agreed(url, str(size)):
+            assert f"it is cut off: it has {size} of {len(octets)} octets" in said
+            assert "Restore it from a copy" in said
+
+
+def test_a_file_that_is_cut_off_and_has_a_log(octets: bytes, tmp_path: Path) -> None:
+    """Pages that are in the log only are not missed; those that were taken over from it long ago are."""
+    place = Place(put(tmp_path / "store.db", octets))
+    with place.open().batch() as batch:
+        for number in range(30):
+            batch.enqueue((2 << 40) + number, 1 << 40, (2 << 40) + number, value_message(encode("z" * 5000)))
+    for ending in ("", "-wal"):
+        shutil.copy(tmp_path / f"store.db{ending}", tmp_path / f"copy.db{ending}")
+    place.close()
+    assert (tmp_path / "copy.db").stat().st_size < (tmp_path / "store.db").stat().st_size, (
+        "some pages are in the log only"
+    )
+
+    for lost, says in ((0, ""), (PAGE_SIZE, "it is cut off")):
+        for ending in ("", "-wal"):
+            shutil.copy(tmp_path / f"copy.db{ending}", tmp_path / f"cut.db{ending}")
+        os.truncate(tmp_path / "cut.db", len(octets) - lost)
+        for said in agreed(f"sqlite:///{tmp_path / 'cut.db'}", str(lost)):
+            assert says in said
+            assert bool(says) == bool(said)
+
+
+@pytest.mark.parametrize("left", ["-wal", ".reserve"])
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_file_that_is_empty_or_gone_is_not_a_new_store(tmp_path: Path, left: str, *, gone: bool) -> None:
+    """What lies beside it says that there was one. SQLite would delete the log."""
+    url = put(tmp_path / "store.db", b"")
+    if gone:
+        (tmp_path / "store.db").unlink()
+    (tmp_path / f"store.db{left}").write_bytes(b"something")
+    for said in (started(url), checked(url)):
+        assert f"is {'gone' if gone else 'empty'}, but store.db{left} beside it is of one that was in use" in said
+        assert f"remove store.db{left}" in said
+    assert (tmp_path / f"store.db{left}").read_bytes() == b"something"
+    (tmp_path / f"store.db{left}").unlink()
+    assert started(url) == ""
+
+
+@pytest.mark.parametrize("closed", ["", "-wal", "-shm", ".lock"])
+def test_files_that_this_user_may_not_read(octets: bytes, closed: str) -> None:
+    """The file, those beside it, and their folder: a sentence, with what to do."""
+    folder = new_folder("closed")
+    path = folder / "store.db"
+    place = Place(put(path, octets))
+    place.open()
+    copies = {ending: path.with_name(f"store.db{ending}").read_bytes() for ending in ("", "-wal", "-shm", ".lock")}
+    place.close()
+    for ending, content in copies.items():
+        path.with_name(f"store.db{ending}").write_bytes(content)
+        path.with_name(f"store.db{ending}").chmod(0o666)
+    path.with_name(f"store.db{closed}").chmod(0)
+    folder.chmod(0o777)
+
+    with as_unprivileged():
+        found, said = checked(f"sqlite:///{path}"), started(f"sqlite:///{path}")
+    assert "this user read and write" in said
+    assert closed == ".lock" or "this user read and write" in found
+    folder.chmod(0)
+    with as_unprivileged():
+        found, said = checked(f"sqlite:///{path}"), started(f"sqlite:///{path}")
+    assert "this user read and write" in said
+    assert "this user read and write" in found
+    folder.chmod(0o755)
 
 
 def roots(path: Path) -> dict[str, int]:
@@ -141,4 +334,107 @@ def test_a_store_that_can_not_be_opened_is_let_go(octets: bytes, tmp_path: Path)
 def test_the_error_is_of_a_damaged_store(octets: bytes, tmp_path: Path) -> None:
     url = put(tmp_path / "store.db", octets[: len(octets) // 2])
     with pytest.raises(StoreDamaged, match="damaged"):
-        look_at_store(url)
+        look_at_store(url, rehearse_start)
+
+
+# --- payloads that can't be read
+def unreadable_page(path: Path, *, holding: bytes) -> None:
+    """Damages the first page of a file that has these octets, so that SQLite refuses to read it."""
+    octets = bytearray(path.read_bytes())
+    page = octets.index(holding) // PAGE_SIZE
+    octets[page * PAGE_SIZE] = 0xFF
+    path.write_bytes(octets)
+
+
+def body(number: int) -> bytes:
+    return b"<%d>" % number + b"." * 1000
+
+
+def test_a_payload_that_can_not_be_read_keeps_no_other_message_from_its_consumer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stays in its queue; the log, the figures and management say so. A large message breaks off, too."""
+    broker = EmbeddedBroker(tmp_path)
+    with managed(tmp_path, broker) as manager, manager.begin() as tx:
+        for number in range(60):
+            tx["broker"].send("orders", Message(body=body(number)))
+        for letter in b"abc":
+            tx["broker"].send("large", Message(body=bytes([letter]) * (3 * CHUNK)))
+    broker.stop()
+    unreadable_page(tmp_path / "broker.db", holding=b"<30>")
+    unreadable_page(tmp_path / "broker.db", holding=b"b" * 8000)
+
+    broker.start()
+    with managed(tmp_path, broker) as manager:
+        taken = [int(one.body[1 : one.body.index(b">")]) for one in everything(manager, "orders")]
+        large = [one.body[:1] for one in everything(manager, "large")]
+        assert taken == sorted(taken)
+        lacking = set(range(60)) - set(taken)
+        assert 30 in lacking
+        assert len(lacking) < 10
+        assert large == [b"a", b"c"]
+
+        with manager.begin() as tx:
+            tx["broker"].send("orders", Message(body=b"later"))
+        assert [one.body for one in everything(manager, "orders")] == [b"later"]
+    assert broker.broker.failure is None
+    unread = broker.inside(lambda inner: {name: len(queue.unreadable) for name, queue in queues_of(inner).items()})
+    depth = broker.inside(lambda inner: {name: queue.depth for name, queue in queues_of(inner).items()})
+    assert unread == depth == {"orders": len(lacking), "large": 1}
+    logged = [one for one in caplog.messages if "can't be read from the store, and is given to no one" in one]
+    assert len(logged) == len(lacking) + 1
+    broker.stop()
+
+
+def queues_of(broker: Broker) -> dict[str, Queue]:
+    return broker.container.resource.queues
+
+
+@contextmanager
+def managed(folder: Path, broker: EmbeddedBroker) -> Iterator[TransactionManager]:
+    url = f"amqp://{broker.address}"
+    with TransactionManager("node-1", f"file://{folder}/log", {"broker": url}, background=False) as manager:
+        yield manager
+
+
+def everything(manager: TransactionManager, queue: str) -> list[Message]:
+    """All that a consumer gets, in transactions."""
+    found: list[Message] = []
+    while True:
+        with manager.begin() as tx:
+            some = tx["broker"].receive_batch(queue, 7, timeout_s=1.0)
+        if not some:
+            return found
+        found += some
+
+
+def test_messages_whose_payload_can_not_be_read_can_go(octets: bytes, tmp_path: Path) -> None:
+    """When they expire, and with their queue: what can't be deleted stays in the file, and belongs to no message. What
+    else is in the group is durable."""
+    path = tmp_path / "store.db"
+    place = Place(put(path, octets))
+    unreadable_page(path, holding=b"x" * 600)
+    unreadable_page(path, holding=b"y" * 8000)
+    opened = place.open()
+    (queue,) = [one.number for one in opened.restored.queues]
+    stored = {one.number: one.size for one in opened.restored.messages()}
+    small = [number for number, size in stored.items() if size <= CHUNK]
+    (large,) = set(stored) - set(small)
+    found = opened.fetch(*small)
+    lost = sorted(set(small) - set(found))
+    assert 0 < len(lost) < len(small)
+    assert opened.fetch_chunk(large, 0) is None
+
+    with opened.batch() as batch:
+        batch.dequeue(lost[0], stored[lost[0]])
+        batch.dequeue(small[0], stored[small[0]])
+        batch.dequeue(large, stored[large])
+        batch.record(opened.first, "more", "text")
+    opened = place.open()
+    left = [one.number for one in opened.restored.messages()]
+    assert left == sorted(set(stored) - {lost[0], small[0], large})
+    assert opened.restored.records[-1].kind == "more"
+    with opened.batch() as batch:
+        batch.delete_queue(queue)
+    assert list(place.open().restored.messages()) == []
+    place.close()

@@ -17,7 +17,7 @@ from dtx.amqp.conditions import Condition
 from dtx.amqp.encoding import encode
 from dtx.amqp.messages import value_message
 from dtx.protocol.addresses import branch_address
-from dtx.protocol.commands import Commit, Discharge, Prepare, Rollback
+from dtx.protocol.commands import Commit, Discharge, Prepare, Rollback, Start
 from dtx.store.contract import CHUNK, Batch, StoreDamaged, StoredRecord, StoreFull, StoreRefused
 from dtx.store.memory import Disk
 from tests.dtx.broker.peer import (
@@ -29,8 +29,11 @@ from tests.dtx.broker.peer import (
     closed,
     condition_of,
     filled,
+    post,
+    queue_told,
     refused_with,
 )
+from tests.dtx.broker.test_groups import selecting
 from xa import Code, Xid
 
 
@@ -183,19 +186,75 @@ def test_an_internal_error_at_the_discharge_of_what_was_retired(world: World, pe
 
 @pytest.mark.parametrize("size", [10, CHUNK + 10])
 @pytest.mark.parametrize("settled", [False, True])
-def test_a_payload_that_the_store_lacks_is_an_internal_error(size: int, *, settled: bool) -> None:
-    """Nobody is told that there was no such message: the link is closed, the message stays, other queues go on."""
-    world, peer = filled(b"x" * size, cached_size=0)
-    peer.fill("r", "other")
-    world.disk.pieces[number_of(world, "q")].popitem()
+@pytest.mark.parametrize("how", ["lacks", "short"])
+def test_a_message_whose_payload_the_store_lacks_stays_and_is_given_to_no_one(
+    size: int, how: str, *, settled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those behind it are sent, on the same link and on others; management tells of it."""
+    world, peer = filled(b"x" * size, "behind", cached_size=0)
+    number = min(world.disk.messages)
+    pieces = world.disk.pieces[number]
+    last = max(pieces)
+    if how == "lacks":
+        del pieces[last]
+    else:
+        pieces[last] = pieces[last][:-1]
+
     receiver = peer.receiver("q", 5, settled=settled)
-    refusal = condition_of(receiver)
-    assert refusal.condition == Condition.INTERNAL_ERROR
-    assert "q" in refusal.description
-    queue = world.queue()
-    assert (queue.depth, queue.counters.held) == (1, 0)
-    assert peer.bodies(peer.receiver("r", 5)) == ["other"]
+    assert peer.bodies(receiver) == ["behind"]
+    peer.fill("q", "later")
+    assert peer.bodies(receiver) == ["later"]
+    assert not closed(receiver)
+    assert world.connect().bodies(peer.receiver("q", 5)) == []
+    shown = queue_told(peer)
+    assert (shown["unreadable"], shown["held"]) == (1, shown["depth"])
+    assert f"message {number} of the queue q can't be read from the store, and is given to no one" in caplog.text
     assert not world.stopped
+
+
+@pytest.mark.parametrize("size", [10, CHUNK + 10])
+def test_a_transaction_goes_on_without_a_message_that_can_not_be_read(size: int) -> None:
+    world, peer = filled("before", b"x" * size, "behind", cached_size=0)
+    number = sorted(world.disk.messages)[1]
+    world.disk.pieces[number].popitem()
+    control = peer.coordinator()
+    txn_id = control.declare(Start(XID))
+    receiver = peer.receiver("q")
+    peer.acquire_for(receiver, txn_id)
+    world.more(receiver, 5)
+
+    deliveries = [peer.taken(receiver) for _ in range(2)]
+    assert [message.body for _, message in deliveries] == ["before", "behind"]
+    for delivery, _ in deliveries:
+        peer.retire(delivery, txn_id)
+    control.end(txn_id)
+    assert peer.ask(Prepare(XID)) == OK
+    assert peer.ask(Commit(XID)) == OK
+    queue = world.queue()
+    assert list(queue.unreadable) == [number]
+    assert queue.depth == 1
+    assert list(world.disk.messages) == [number]
+
+
+def test_a_group_waits_behind_a_message_that_can_not_be_read() -> None:
+    """It would be dealt with out of order. Other groups go on."""
+    world = World(cached_size=0)
+    peer = world.connect()
+    for body, group in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b")):
+        post(peer, body, group_id=group)
+    world.disk.pieces[min(world.disk.messages)].clear()
+    assert peer.bodies(peer.receiver("q", 10)) == ["b1", "b2"]
+    assert peer.bodies(world.connect().receiver("q", 10)) == []
+
+
+@pytest.mark.parametrize("kind", ["browser", "selector"])
+def test_a_reader_passes_over_a_message_that_can_not_be_read(kind: str) -> None:
+    world, peer = filled("first", "behind", cached_size=0)
+    world.disk.pieces[min(world.disk.messages)].clear()
+    reader = peer.receiver("q", 10, browse=True) if kind == "browser" else selecting(peer, "1 = 1")
+    world.more(reader, 10)
+    assert peer.bodies(reader) == ["behind"]
+    assert len(world.queue().unreadable) == 1
 
 
 def test_a_branch_that_is_decided_while_it_is_read_is_not_read_as_a_whole() -> None:
@@ -264,7 +323,7 @@ def test_messages_of_no_queue_are_damage() -> None:
     """A store that has lost a queue is not opened as if its messages had never been."""
     world, _ = filled("x")
     world.disk.queues.clear()
-    with pytest.raises(StoreDamaged, match="a queue that it does not have"):
+    with pytest.raises(StoreDamaged, match="and lacks that queue"):
         world.crash()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.memory_disk import as_unprivileged, new_folder
 from tests.tm.log.disk import Disk
 from tests.tm.log.samples import decision, gtrid
 from tests.waiting import until
@@ -28,6 +29,8 @@ from tm.log import (
     LogStopped,
     read_log,
 )
+from tm.log.backup import back_up
+from tm.log.folder_check import examine_folder
 from tm.log.journal import LEAST_SEGMENT_SIZE
 from tm.log.segment import HEADER_SIZE
 
@@ -181,18 +184,44 @@ def test_a_damaged_middle_is_not_opened_and_the_message_says_where(directory: Pa
     assert segment.read_bytes() == octets
 
 
+@pytest.mark.parametrize("closed", ["segment-0000000000000001", "", ".."])
+def test_what_this_user_may_not_read_is_named(closed: str) -> None:
+    """A segment, the folder, and the one above it; by a look, an opening, a copy and the examination of the folder."""
+    directory = new_folder("closed") / "log"
+    open_log(directory).close()
+    for path in (directory, *directory.iterdir()):
+        path.chmod(0o777)
+    (directory / closed).chmod(0)
+    destination = new_folder("copies")
+    destination.chmod(0o777)
+
+    with as_unprivileged():
+        for look in (open_log, read_log, lambda folder: back_up(folder, destination / "copy")):
+            with pytest.raises(
+                LogError, match=f"{directory}: the log can't be (read|opened): Permission denied"
+            ) as caught:
+                look(directory)
+            assert "who may read and write there" in str(caught.value)
+            assert closed in str(caught.value) or closed == ".."
+        checks = list(examine_folder(directory))
+    assert closed.startswith("segment") != any("can't be written" in check.found for check in checks)
+    (directory / closed).chmod(0o777)
+
+
 def test_a_segment_that_is_gone_or_has_another_name_is_missed(directory: Path) -> None:
     log = open_log(directory)
     log.decide(decision(1))
     log.close()
     segment = directory / "segment-0000000000000001"
+
     for away, told in (
         (directory.parent / segment.name, "the segment with the decisions is missing"),
         (directory / "segment-0000000000000009", "generation 1"),
     ):
         segment.rename(away)
-        with pytest.raises(LogDamaged, match=told):
-            open_log(directory)
+        for look in (open_log, read_log):
+            with pytest.raises(LogDamaged, match=told):
+                look(directory)
         away.rename(segment)
     log = open_log(directory)
     assert list(log.decisions()) == [decision(1)]

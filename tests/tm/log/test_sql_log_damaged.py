@@ -6,14 +6,16 @@ import os
 import random
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.memory_disk import as_unprivileged, new_folder
 from tests.tm.log.samples import decision, gtrid, heuristic
-from tm.log import LogDamaged, LogError
+from tm.log import LogDamaged, LogError, LogImage
 from tm.log.factory import look_at_log, open_log
-from tm.log.sql import SqlLog
+from tm.log.sql.tables import METADATA
 from xabridge.cli.main import main
 
 ALL = os.environ.get("XABRIDGE_LONG") == "all"
@@ -112,30 +114,113 @@ def test_a_record_of_another_transaction_is_none(whole: Path, tmp_path: Path) ->
     log.close()
 
 
+def refusals(path: Path) -> list[str]:
+    """What a look and an opening say of a log in this file, each of a copy of its own; empty where they find nothing.
+    What succeeds has all decisions."""
+    said = []
+    for look in (look_at_log, open_log):
+        for file in path.parent.glob("seen.db*"):
+            file.unlink()
+        for ending in ("", "-wal"):
+            if path.with_name(path.name + ending).exists():
+                shutil.copy(path.with_name(path.name + ending), path.with_name(f"seen.db{ending}"))
+
+        try:
+            found = look(f"sqlite:///{path.with_name('seen.db')}", "orders-1")
+            try:
+                decisions = found.decisions if isinstance(found, LogImage) else found.decisions()
+            finally:
+                if not isinstance(found, LogImage):
+                    found.close()
+        except LogError as error:
+            said.append(str(error))
+        else:
+            assert {one.gtrid for one in decisions} == {gtrid(sequence) for sequence in range(1, 5)}
+            said.append("")
+    return said
+
+
 @pytest.mark.slow
 def test_a_file_with_any_octets_changed_is_an_error_of_the_log_or_none(whole: Path, tmp_path: Path) -> None:
-    """In every page, one octet or many."""
-    seed = random.randrange(1 << 32)
-    drawn = random.Random(seed)
+    """In every page, one octet or many. No decision is missed in silence, and a look finds what an opening refuses."""
+    seed = int(os.environ.get("XABRIDGE_SEED", random.randrange(1 << 32)))
     octets = whole.read_bytes()
     pages = len(octets) // SQLITE_PAGE
+    used = [at for at, octet in enumerate(octets) if octet]
     for number in range(FLIPS):
+        drawn = random.Random(seed + number)
         damaged = bytearray(octets)
         for _ in range(drawn.choice([1, 8, 64])):
-            damaged[number % pages * SQLITE_PAGE + drawn.randrange(SQLITE_PAGE)] ^= drawn.randrange(1, 256)
+            anywhere = number % pages * SQLITE_PAGE + drawn.randrange(SQLITE_PAGE)
+            damaged[drawn.choice(used) if number % 2 else anywhere] ^= drawn.randrange(1, 256)
+        (tmp_path / "damaged.db").write_bytes(damaged)
 
+        where = f"XABRIDGE_SEED={seed}, number {number}"
+        try:
+            found, said = refusals(tmp_path / "damaged.db")
+        except Exception as error:
+            raise AssertionError(f"{where}: {error!r}") from error
+        assert not said or found, f"{where}: {said}"
+
+
+def test_an_index_that_does_not_lead_to_a_decision_is_damage(whole: Path, tmp_path: Path) -> None:
+    """Decisions are found by it: recovery would presume that this transaction is rolled back."""
+    path = tmp_path / "damaged.db"
+    shutil.copy(whole, path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        (page,) = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'xabridge_gtrid_state'"
+        ).fetchone()
+    octets = bytearray(path.read_bytes())
+    index = octets.index(b"committed", (page - 1) * SQLITE_PAGE)
+    assert index < page * SQLITE_PAGE
+    octets[index] = ord("C")
+    path.write_bytes(octets)
+    for said in refusals(path):
+        assert "is damaged in xabridge_gtrid: " in said
+        assert "Restore the log from a copy" in said
+
+
+@pytest.mark.parametrize("table", sorted(METADATA.tables))
+def test_a_table_that_is_missing_is_damage(whole: Path, tmp_path: Path, table: str) -> None:
+    """It is not made anew, without the decisions."""
+    path = tmp_path / "damaged.db"
+    shutil.copy(whole, path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"DROP TABLE {table}")
+    for said in refusals(path):
+        assert f"lacks the table {table}" in said
+        assert "Restore it from a copy" in said
+
+
+def test_a_file_that_is_cut_off_or_empty_is_damage(whole: Path, tmp_path: Path) -> None:
+    """Also by less than a page. Of one that was in use, its write-ahead log says that it was."""
+    path = tmp_path / "damaged.db"
+    octets = whole.read_bytes()
+    for size in (SQLITE_PAGE, len(octets) // 2, len(octets) - 1):
+        path.write_bytes(octets[:size])
+        assert all(
+            f"is damaged: it is cut off: it has {size} of {len(octets)} octets" in said for said in refusals(path)
+        )
+
+    path.write_bytes(b"")
+    (tmp_path / "damaged.db-wal").write_bytes(b"something")
+    for said in refusals(path):
+        assert "the file is empty, but seen.db-wal beside it is of a decision log that was in use" in said
+        assert (tmp_path / "seen.db-wal").read_bytes() == b"something"
+
+
+def test_a_file_that_this_user_may_not_read(whole: Path) -> None:
+    folder = new_folder("closed")
+    shutil.copy(whole, folder / "log.db")
+    (folder / "log.db").chmod(0)
+    folder.chmod(0o777)
+    for closed in (False, True):
+        folder.chmod(0 if closed else 0o777)
         for look in (look_at_log, open_log):
-            for file in tmp_path.glob("damaged.db*"):
-                file.unlink()
-            (tmp_path / "damaged.db").write_bytes(damaged)
-            try:
-                found = look(f"sqlite:///{tmp_path / 'damaged.db'}", "orders-1")
-                if isinstance(found, SqlLog):
-                    found.close()
-            except LogError:
-                pass
-            except Exception as error:
-                raise AssertionError(f"seed {seed}, number {number}: {error!r}") from error
+            with as_unprivileged(), pytest.raises(LogError, match="et this user read and write"):
+                look(f"sqlite:///{folder}/log.db", "orders-1")
+    folder.chmod(0o755)
 
 
 @pytest.mark.parametrize("begins", [b"CREATE TABLE xabri\xb7 _node", b"CREATE TABLE xabrix _node", b"CREATE TABL\x8a "])

@@ -42,8 +42,10 @@ def back_up_sql(url: str, node: str, destination: Path) -> BackUp:
 
 
 def _cut(copy: sqlite3.Connection) -> None:
-    (version,) = copy.execute("SELECT version FROM xabridge_schema").fetchone()
-    refusal = version_refusal("the decision log", version, VERSION)
+    versions = [version for (version,) in copy.execute("SELECT version FROM xabridge_schema")]
+    if len(versions) != 1 or not isinstance(versions[0], int):
+        raise CopyFailed("the decision log lacks its version: it is damaged")
+    refusal = version_refusal("the decision log", versions[0], VERSION)
     if refusal is not None:
         raise CopyFailed(refusal)
     cut = advance(INCARNATION, IncarnationState.OPEN, IncarnationVerb.COPY)

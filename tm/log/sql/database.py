@@ -101,6 +101,8 @@ class Database:
     def prepare(self, *beside: MetaData) -> None:
         """Makes the tables where there are none, and those that stand `beside` them, and checks them. LogError: they
         can't hold a log, or are another version's, and nothing was changed."""
+        if self.is_sqlite:
+            self.check_file()
         self.check_forces()
         engine = self.engine.execution_options(isolation_level="SERIALIZABLE" if self.is_sqlite else "READ COMMITTED")
         with engine.begin() as connection:
@@ -109,13 +111,14 @@ class Database:
             else:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
             is_new = not self._is_there(connection)
-            if not is_new:
-                self._check_version(connection)
-            for tables in (METADATA, *beside):
-                tables.create_all(connection)
             if is_new:
+                METADATA.create_all(connection)
                 connection.execute(SCHEMA.insert().values(version=VERSION))
-            self._check_columns(connection)
+            else:
+                self._check_version(connection)
+            for tables in beside:
+                tables.create_all(connection)
+            self._check_tables(connection)
 
     def check(self) -> None:
         """Checks the tables and makes none. LogMissing: there is no log here; LogError: they can't hold one, or are
@@ -124,7 +127,38 @@ class Database:
             if not self._is_there(connection):
                 raise LogMissing(f"{self}: there is no decision log here")
             self._check_version(connection)
-            self._check_columns(connection)
+            self._check_tables(connection)
+
+    def check_file(self) -> None:
+        """LogDamaged: SQLite's file is not what it was, as far as that shows before SQLite opens it. It would take an
+        empty one for a new one, and delete its log. LogError: it can't be read."""
+        path = Path(str(self._url.database)).absolute()
+        log = path.with_name(path.name + "-wal")
+        with readable(self):
+            if not path.exists() or not path.stat().st_size:
+                if log.exists() and log.stat().st_size:
+                    raise LogDamaged(
+                        f"{self}: the file is {'empty' if path.exists() else 'gone'}, but {log.name} beside it is of a "
+                        "decision log that was in use: restore both from a copy"
+                    )
+                return
+            damage = sqlite.visible_damage(path)
+            if damage and damage == sqlite.visible_damage(path):  # not only because it is being written
+                raise LogDamaged(f"{self}: the decision log is damaged: {damage}. Restore the log from a copy")
+
+    def check_pages(self) -> None:
+        """LogDamaged: a table of a file of SQLite is damaged, or does not fit to its index: then a row that is there
+        would not be found. The tables of others in the file are theirs to check."""
+        if not self.is_sqlite:
+            return
+        with self.engine.connect() as connection:
+            for table in METADATA.tables:
+                result = connection.execute(text(f"PRAGMA integrity_check({table})")).scalars().all()
+                if result != ["ok"]:
+                    raise LogDamaged(
+                        f"{self}: the decision log is damaged in {table}: {printable(result[0], 200)}. Restore the log "
+                        "from a copy"
+                    )
 
     def check_version(self) -> None:
         """The part of `check` that looks at the version only, for a process whose tables another one has checked."""
@@ -176,8 +210,11 @@ class Database:
         if refusal is not None:
             raise LogOfOtherVersion(refusal)
 
-    def _check_columns(self, connection: Connection) -> None:
+    def _check_tables(self, connection: Connection) -> None:
+        seen = inspect(connection)
         for table in METADATA.tables.values():
+            if not seen.has_table(table.name):
+                raise LogDamaged(f"{self}: the decision log lacks the table {table.name}. Restore it from a copy")
             missing = missing_columns(connection, table)
             if missing:
                 raise LogError(f"{self}: table {table.name} lacks {missing}; it is not a log's")
@@ -190,12 +227,27 @@ def looked_at(url: str) -> Iterator[Database]:
     if parsed.get_backend_name() != "sqlite":
         yield Database(url)
         return
-    if not Path(str(parsed.database)).is_file():
-        raise LogMissing(f"{shown_url(parsed)}: there is no decision log here")
-    with sqlite.looked_at(parsed) as readable:
-        engine = create_engine(readable, isolation_level="AUTOCOMMIT")
-        sqlite.check_schemas(engine)
-        yield Database(url, engine=engine)
+    database = Database(url)
+    with readable(database):
+        database.check_file()
+        if not Path(str(parsed.database)).is_file():
+            raise LogMissing(f"{shown_url(parsed)}: there is no decision log here")
+        with sqlite.looked_at(parsed) as unchanged:
+            database.engine = create_engine(unchanged, isolation_level="AUTOCOMMIT")
+            sqlite.check_schemas(database.engine)
+            yield database
+
+
+@contextmanager
+def readable(database: Database) -> Iterator[None]:
+    """Around what touches the files of a log. LogError: this user may not, or the disk fails."""
+    try:
+        yield
+    except OSError as error:
+        raise LogError(
+            f"{database}: the decision log can't be read: {error}. Let this user read and write its file, those beside "
+            "it and their folder"
+        ) from error
 
 
 def database_url(url: str) -> URL:

@@ -49,7 +49,7 @@ from xa import check_node
 from xa.fork import belongs_to_this_process
 from xa.gtrid import INCARNATION_SIZE
 from xa.machine import advance
-from xa.sql.errors import ErrorKind, kind_of
+from xa.sql.errors import ErrorKind, explained, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -102,6 +102,7 @@ class SqlLog:
             if isinstance(url, str):
                 self._database.prepare()
             if epoch is None:
+                self._database.check_pages()
                 row = take_node(self._database, node, lease_s, take_over=take_over, sleep=sleep, entropy=entropy)
             else:
                 row = join_node(self._database, node, epoch)
@@ -472,6 +473,7 @@ def _image(database: Database, node: str) -> LogImage:
     if row is None:
         raise LogMissing(f"{database}: there is no decision log of node {node!r} here")
 
+    database.check_pages()
     gtrids = GtridTable(database, node, row.epoch)
     gtrids.check_states()
     decisions = gtrids.decisions()
@@ -488,7 +490,7 @@ def _image(database: Database, node: str) -> LogImage:
 
 def _unusable(database: Database, what: str, error: SQLAlchemyError) -> LogError:
     """A log that can't be opened or read."""
-    said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
     if kind_of(error) is ErrorKind.DAMAGED:
+        said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
         return LogDamaged(f"{database}: the decision log is damaged: {said}. Restore the log from a copy")
-    return LogError(f"{database}: the decision log can't be {what}: {said}")
+    return LogError(f"{database}: the decision log can't be {what}: {explained(error)}")

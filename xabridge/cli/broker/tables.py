@@ -77,6 +77,10 @@ def _notes(queue: Mapping[str, Any]) -> list[str]:
     notes = []
     if queue.get("paused"):
         notes.append(f"paused: {queue['paused']}")
+    if queue.get("unreadable"):
+        notes += wrapped(
+            f"{several(queue['unreadable'], 'message')} can't be read: `xabridge check` says what is damaged"
+        )
     if queue["pending"]:
         notes.append(f"{several(queue['pending'], 'message')} to come, of transactions that are open")
     for xid, count in list(queue["locked-by"].items())[:SHOWN_BRANCHES]:
