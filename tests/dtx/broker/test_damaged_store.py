@@ -40,6 +40,12 @@ FLIPS: Final = int(os.environ.get("XABRIDGE_SCHEDULES", "80"))
 
 
 @pytest.fixture
+def tmp_path() -> Path:
+    """A folder in memory: a store is opened some thousand times, and each time it forces."""
+    return new_folder("damaged")
+
+
+@pytest.fixture
 def octets(tmp_path: Path) -> bytes:
     """The file of a store with rows in every table."""
     place = Place(f"sqlite:///{tmp_path / 'whole.db'}")

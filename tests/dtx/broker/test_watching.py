@@ -204,7 +204,7 @@ def held(step: Step) -> None:
 async def test_it_is_ready_while_the_store_takes_changes(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "FRESH_S", 0.0)
     status, body = await asked(broker, "ready")
-    assert (status, json.loads(body)) == (200, {"ready": True, "trouble": "", "full": False})
+    assert (status, json.loads(body)) == (200, {"ready": True, "trouble": "", "full": False, "unreadable": 0})
     monkeypatch.setattr(readiness, "WRITE_S", 0.05)
     sql_store(broker)._open.writer._pace.took(10.0)  # so that a thread forces, and the loop turns meanwhile
     HELD.clear()
