@@ -166,6 +166,7 @@ def test_it_can_be_started_when_no_space_was_left_and_somebody_took_what_it_gave
         consume(manager, 5)
         fill(small)
         taken += post(manager, 1000)
+
     for _ in range(2):
         fill(small)
         assert free_octets(small) == 0

@@ -104,6 +104,7 @@ class Database:
         if self.is_sqlite:
             self.check_file()
         self.check_forces()
+
         engine = self.engine.execution_options(isolation_level="SERIALIZABLE" if self.is_sqlite else "READ COMMITTED")
         with engine.begin() as connection:
             if self.is_sqlite:
