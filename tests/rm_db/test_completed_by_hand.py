@@ -4,12 +4,13 @@ another process recover: it tells what is not there any more, and what PostgreSQ
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ import psycopg
 import pytest
 
 from tests.postgres import Postgres
+from xabridge.cli import main
 from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S: Final = 60
@@ -62,12 +64,11 @@ class Site:
         return self.command("recover", *arguments)
 
     def command(self, *arguments: str) -> tuple[int, str]:
-        """A command in a process of its own: its exit code, and its words."""
-        command = [sys.executable, "-m", "xabridge.cli", *arguments, "--config", str(self.config)]
-        said = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env={**os.environ}
-        )
-        return said.returncode, " ".join(f"{said.stdout} {said.stderr}".split())
+        """A command, in this process, which is not the one that was killed: its exit code, and its words."""
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = main([*arguments, "--config", str(self.config)])
+        return code, " ".join(f"{out.getvalue()} {err.getvalue()}".split())
 
 
 def made_in(url: str) -> list[int]:
@@ -145,10 +146,7 @@ def test_list_asks_what_became_of_decisions_without_a_branch(postgres: Postgres,
     assert "which the next recovery pass ends" not in said
 
 
-@pytest.mark.parametrize("command", ["check", "doctor", "show"])
-def test_without_a_log_to_note_it_in_they_say_that_one_is_needed(
-    postgres: Postgres, tmp_path: Path, command: str
-) -> None:
+def test_without_a_log_to_note_it_in_they_say_that_one_is_needed(postgres: Postgres, tmp_path: Path) -> None:
     """The decision is in a database that decides, and stays there."""
     urls = two_of_postgres(postgres)
     site = Site(tmp_path, **urls, deciding=f"sqlite:///{tmp_path}/deciding.db")
@@ -157,11 +155,12 @@ def test_without_a_log_to_note_it_in_they_say_that_one_is_needed(
     code, said = site.recover("list")
     assert code == 3
     (named,) = set(re.findall(r"node-1·\w+·\d+(?= on shop)", said))
-    code, said = site.recover("show", named) if command == "show" else site.command(command)
-    assert code == {"check": 1, "doctor": 0, "show": 3}[command], said
-    assert "decided to commit, and somebody has rolled it back" in said
-    assert command == "check" or "configure one beside the resource that decides" in said
-    assert "log there is no log" not in said
+    for command, expected in (("check",), 1), (("doctor",), 0), (("recover", "show", named), 3):
+        code, said = site.command(*command)
+        assert code == expected, said
+        assert "decided to commit, and somebody has rolled it back" in said
+        assert command == ("check",) or "configure one beside the resource that decides" in said
+        assert "log there is no log" not in said
 
     site.config.write_text(f'log = "file://{tmp_path}/log"\n{site.config.read_text()}')
     assert site.recover("run")[0] == 3
