@@ -21,7 +21,7 @@ from tests.postgres import Postgres
 from tests.programs import output_of
 from tests.tm.shop import Shop
 from tm import OutcomeUnknown, ProtocolMisuse, Transaction, TransactionError
-from tm.global_transaction import Lent
+from tm.global_transaction import HandlerState
 from tm.transaction import live_of
 from xa import XaError
 from xabridge.frameworks.error_responses import response_for
@@ -88,12 +88,12 @@ def test_a_forked_child_refuses_and_its_parent_goes_on(shop: Shop) -> None:
 def test_in_a_fork_a_handler_learns_of_the_fork_first(shop: Shop) -> None:
     """What a consumer lends it completes itself; but not in a child, where nothing is known."""
     with shop.tm.begin() as tx:
-        live_of(tx).lent = Lent.TO_HANDLER
+        live_of(tx).lent = HandlerState.TO_HANDLER
         for use in (tx.commit, tx.rollback, tx.__enter__):
             with pytest.raises(ProtocolMisuse):
                 use()
 
-        live_of(tx).lent = Lent.TO_HANDLER
+        live_of(tx).lent = HandlerState.TO_HANDLER
         child = os.fork()
         if not child:
             refused = 0
