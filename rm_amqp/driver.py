@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_PREFETCHED: Final = 4096
-"""Undecided branches of which it is known where they received with prefetch."""
+"""Undecided branches of which it is known where they received, with messages ahead."""
 _MEANT: Final = {
     "prepare": "the branch can't be prepared",
     "commit": "the branch was not committed as asked",
@@ -65,8 +65,8 @@ class BranchWork(Work):
 
 
 class ReceivingBranches:
-    """Branches that received with prefetch, have ended and are undecided. When one of them does not commit, what was
-    prefetched on its channel has to be returned (`rm_amqp.channel.message_links`)."""
+    """Branches that received, where messages are ahead, have ended and are undecided. When one of them does not commit,
+    what was prefetched on its channel has to be returned (`rm_amqp.channel.message_links`)."""
 
     def __init__(self) -> None:
         self.links: dict[Xid, MessageLinks] = {}
@@ -253,8 +253,9 @@ class AmqpDriver(Driver[BranchWork]):
 
     def note_received(self, work: BranchWork) -> None:
         """The work has ended, and received messages; its branch is undecided."""
-        if self.connections.settings.prefetch:
-            self.receiving.add(work.xid, work.pooled.channel.messages)
+        messages = work.pooled.channel.messages
+        if self.connections.settings.prefetch or messages.is_ahead:
+            self.receiving.add(work.xid, messages)
 
     # --- work -------------------------------------------------------------------------------------------------
     def session(self, work: BranchWork | None, context: SessionContext[BranchWork]) -> Session:

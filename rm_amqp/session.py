@@ -167,6 +167,20 @@ class Operations:
         return steps
 
     @staticmethod
+    def put_back(messages: Sequence[Message], *, stay: bool) -> Operation[None]:
+        """Received messages are as if they had not been received. They stay with the channel, or go back to the broker
+        before anything is received again."""
+
+        async def steps(links: MessageLinks, work: Work | None) -> None:
+            held = [_held(links, work, message) for message in messages]
+            for one in reversed(held):
+                del _branch_of(work).held[id(one.message)]
+                one.arrived.link.arrived.appendleft(one.arrived)
+            links.recall = links.recall or not stay
+
+        return steps
+
+    @staticmethod
     def explain(message: Message, reason: str) -> Operation[None]:
         """What a message has failed with, for a branch that is rolled back now."""
 
@@ -314,6 +328,11 @@ class Session:
         outcome = modify(failed=failed, undeliverable=undeliverable)
         self.run(self.operations.decide(message, outcome), later=True)
 
+    def put_back(self, messages: Sequence[Message], *, stay: bool = True) -> None:
+        """They are kept by the client, as messages are that were prefetched. Without `stay`, and where the branch does
+        not commit, they go back to the broker before anything is received again."""
+        self.run(self.operations.put_back(messages, stay=stay), later=True)
+
     def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
         self.run(self.operations.dead_letter(message, address, annotations), later=True)
 
@@ -447,6 +466,9 @@ class AsyncSession:
 
     def release(self, message: Message) -> None:
         self._session.release(message)
+
+    def put_back(self, messages: Sequence[Message], *, stay: bool = True) -> None:
+        self._session.put_back(messages, stay=stay)
 
     def reject(self, message: Message) -> None:
         self._session.reject(message)

@@ -7,7 +7,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from rm_amqp.message import Encodable, Message
 
@@ -39,6 +39,13 @@ class MessagingSession(Protocol):
 
     def release(self, message: Message) -> None:
         """Gives a received message back when the branch is committed, as if it had not been received."""
+        ...
+
+    def put_back(self, messages: Sequence[Message], *, stay: bool = True) -> None:
+        """Received messages are as if they had not been received, whatever becomes of the branch: those that were
+        received last, in their order. They are not counted as delivered, and they are available again at the latest
+        when the branch has ended. Where the client can do so, they `stay` with it for the next transaction of the
+        calling thread."""
         ...
 
     def reject(self, message: Message) -> None:
@@ -81,6 +88,9 @@ class AsyncMessagingSession:
 
     def release(self, message: Message) -> None:
         self._session.release(message)
+
+    def put_back(self, messages: Sequence[Message], *, stay: bool = True) -> None:
+        self._session.put_back(messages, stay=stay)
 
     def reject(self, message: Message) -> None:
         self._session.reject(message)

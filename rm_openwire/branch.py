@@ -59,7 +59,7 @@ from xa.machine import advance
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rm_amqp.message import Encodable, Message
     from rm_openwire.connection import Connection
@@ -117,12 +117,20 @@ class Consumer:
 
 @dataclass(eq=False, slots=True)
 class UnacknowledgedMessage:
-    """A message that the application has, and what is to become of it when the branch is committed."""
+    """A message that the application has, and what is to become of it when the branch is committed. `before` is the
+    broker's number of the message that the application had before it."""
 
     message: Message
-    wire: WireMessage
+    dispatch: MessageDispatch
     consumer: Consumer
+    before: int
     settled: bool = field(default=False)
+
+    @property
+    def wire(self) -> WireMessage:
+        """The message as it came."""
+        assert self.dispatch.message is not None  # noqa: S101 — the caller has looked
+        return self.dispatch.message
 
 
 class AbandonedWork:
@@ -595,7 +603,7 @@ class BranchWork(UnitOfWork):
         self, connection: Connection, consumer: Consumer, dispatch: MessageDispatch, *, first: bool = False
     ) -> Message:
         """The message is the application's, and is acknowledged when the branch ends."""
-        wire = dispatch.message
+        wire, before = dispatch.message, consumer.last
         assert wire is not None  # noqa: S101 — the caller has looked
         if wire.message_id is not None:
             consumer.last = max(consumer.last, wire.message_id.broker_sequence)
@@ -606,11 +614,11 @@ class BranchWork(UnitOfWork):
             message = decoded_message(wire, dispatch.redeliveries)
         except XaError as error:
             if first:  # it is put away when the branch is committed
-                self._put_away(connection, UnacknowledgedMessage(None, wire, consumer))  # type: ignore[arg-type]
+                self._put_away(connection, UnacknowledgedMessage(None, dispatch, consumer, before))  # type: ignore[arg-type]
                 where = self._settings.dead_letter_queue
                 raise xa_error(error.code, f"{error.message}. Catch this and commit, and it goes to {where}") from error
             raise
-        self._received[id(message)] = UnacknowledgedMessage(message, wire, consumer)
+        self._received[id(message)] = UnacknowledgedMessage(message, dispatch, consumer, before)
         return message
 
     @staticmethod
@@ -656,6 +664,14 @@ class BranchWork(UnitOfWork):
         received = self._held(message)
         received.settled = True
         received.consumer.counted = received.consumer.counted or counted
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """Received messages, the last ones, are as if they had not been received: they are the next again for this
+        branch, and go back when it ends."""
+        for received in [self._held(message) for message in reversed(messages)]:
+            del self._received[id(received.message)]
+            received.consumer.arrived.appendleft(received.dispatch)
+            received.consumer.last = received.before
 
     def excuse(self, *, excused: bool) -> None:
         """Whether the branch, which is rolled back before it is ended, is not to count its messages as delivered in

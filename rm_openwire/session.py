@@ -62,6 +62,11 @@ class Session:
     def release(self, message: Message) -> None:
         self._run(lambda work: work.release(message))
 
+    def put_back(self, messages: Sequence[Message], *, stay: bool = True) -> None:
+        """They go back with the branch's consumer, when the branch ends."""
+        del stay
+        self._run(lambda work: work.put_back(messages))
+
     def reject(self, message: Message) -> None:
         """Refuses a received message for good: it goes to the `dead_letter_queue` of the open string when the branch is
         committed. The brokers can't do that in a transaction."""

@@ -138,12 +138,24 @@ _TWO_BROKERS: Final = (
     Fault("before commit broker", ("kill broker",), ("kill worker",)),
 )
 
+SHARED: Final = (
+    *_kills(("receive", "work"), ("after",), count=20),
+    *_kills(("end broker",), ("after",), count=5),
+    *_kills(("prepare broker", "prepare shop", "force", "commit broker", "commit shop"), count=5),
+    *_kills(("rollback broker",), ("before",), count=3),
+    Fault("after work", ("kill broker",), count=20),
+    Fault("before commit broker", ("kill broker",), ("kill worker",), count=5),
+    Fault("after force", ("kill worker",), count=5, again="before commit broker"),
+)
+"""In the midst of shares: the transactions of a new worker have 1, 2, 4, 8, 16 messages."""
+
 NAMED: Final[tuple[tuple[Setup, tuple[Fault, ...]], ...]] = (
     (Setup("two-phase"), _in_both("force") + _TWO_PHASE),
     (Setup("decider"), _in_both("decide shop") + _DECIDER),
     (Setup("two-phase", database="mariadb"), _in_both("force") + _TWO_PHASE),
     (Setup("two-phase", second=True, batch=5), (*_TWO_BROKERS, *_kills(("force",)))),
     (Setup("decider", second=True, batch=5), (*_TWO_BROKERS, *_kills(("decide shop",)))),
+    (Setup("two-phase", batch=50), SHARED),
 )
 """Every named point, by the setup that it is tried in. Where MariaDB is not installed, its setup is left out."""
 

@@ -16,7 +16,7 @@ from rm_amqp.session_contract import AsyncMessagingSession, NoMessage
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rm_amqp.amqp010.session import Transfer
     from rm_amqp.amqp010.work import Work
@@ -75,6 +75,12 @@ class QpidSession:
 
     def release(self, message: Message) -> None:
         self._decide(message, Outcome.RELEASE)
+
+    def put_back(self, messages: Sequence[Message], *, stay: bool = True) -> None:
+        """They go back when the work ends: this client keeps none."""
+        del stay
+        for message in messages:
+            self._decide(message, Outcome.PUT_BACK)
 
     def reject(self, message: Message) -> None:
         """Refused: this broker rejects outside of transactions, so that a message would be gone though the branch was

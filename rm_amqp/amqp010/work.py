@@ -53,6 +53,7 @@ class Outcome(Enum):
 
     TAKE = "taken by the branch"
     RELEASE = "given back, as if it had not been received"
+    PUT_BACK = "given back, as if it had not been received, also where the work has failed"
     FAIL = "given back, as delivered in vain"
 
 
@@ -164,7 +165,8 @@ class Work:
         """What becomes of the received messages."""
         numbers: dict[Outcome, list[int]] = {outcome: [] for outcome in Outcome}
         for held in self.held.values():
-            numbers[Outcome.FAIL if fail else held.outcome].append(held.transfer.number)
+            outcome = Outcome.FAIL if fail and held.outcome is not Outcome.PUT_BACK else held.outcome
+            numbers[outcome].append(held.transfer.number)
         for outcome, found in numbers.items():
             if not found:
                 continue

@@ -3,9 +3,10 @@
 A link is made at the first use of its address, and kept for the next transaction. What is done belongs to a `Work`;
 with None it is outside of any transaction. Everything here is steps (`rm_amqp.connection.endpoint.Steps`).
 
-With `prefetch` the broker sends messages ahead of their receipt. After a rollback these prefetched messages must be
-returned before the next receive: the broker redelivers what was rolled back behind them, and messages would arrive out
-of their order. `recall` says that this is due.
+With `prefetch` the broker sends messages ahead of their receipt, and a consumer puts back what it has received and not
+begun, for its next transaction. After a rollback these prefetched messages must be returned before the next receive:
+the broker redelivers what was rolled back behind them, and messages would arrive out of their order. `recall` says that
+this is due.
 
 What is gathered, posted and read in bulk is by the thousand, as octets. The broker acquires and settles what is
 gathered, for the branch, when it sends it: nothing has to be sent for each message, and what is lost on the way is lost
@@ -284,6 +285,7 @@ class MessageLinks:
         for receiver in [receiver for receiver in self._receivers.values() if receiver.attached]:
             await self._drained(receiver, work, patience)
             receiver.give_back()
+        self._endpoint.stage()  # proton would write the next credit before them, and later messages would come first
         self.recall = False
 
     async def _drained(self, receiver: Receiver, work: Work | None, patience: float) -> None:
@@ -382,6 +384,11 @@ class MessageLinks:
                 links.pop(key).close()
 
     # -- at rest
+    @property
+    def is_ahead(self) -> bool:
+        """Whether messages are here, or on their way, that were not received."""
+        return any(receiver.arrived or receiver.credit > 0 for receiver in self._receivers.values())
+
     def put_down(self, now: float) -> bool:
         """Notes that the channel is not in use any more; whether it `is_late`, because it was used for something else
         all the time."""

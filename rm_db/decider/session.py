@@ -106,6 +106,9 @@ class SqlSession:
     def hold(self) -> AbstractContextManager[None]:
         return self.work.statement(self)
 
+    def check(self) -> None:
+        self.work.check()
+
     def finish(self) -> None:
         self.facade.finish()
 

@@ -66,6 +66,9 @@ class BranchAccess(Generic[C]):
         case."""
         self.set_rollback_only(why)
 
+    def check(self) -> None:
+        self.work.check()
+
     def enter(self) -> C:
         """Takes the connection for one operation of the driver."""
         connection = self.work.connection

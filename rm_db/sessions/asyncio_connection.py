@@ -79,7 +79,7 @@ class BranchAsyncConnection(AsyncConnection):
     @property
     def orm(self) -> AsyncSession:
         """The ORM session on this connection. It is made at the first use, and flushed when the association ends."""
-        if self._orm is None:
+        if self._orm is None or self._orm.sync_session is not self._branch.orm:
             self._orm = AsyncSession(sync_session_class=lambda **_: self._branch.orm)  # type: ignore[arg-type]  # a callable serves
         return self._orm
 

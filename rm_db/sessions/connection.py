@@ -19,7 +19,7 @@ from rm_db.sessions.errors import expired_error, refuse
 from xa import XaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from sqlalchemy.engine import Engine, NestedTransaction
@@ -57,6 +57,10 @@ class ConnectionAccess(Protocol):
     def hold(self) -> AbstractContextManager[None]:
         """Around several statements that belong together: no statement of another thread or task comes between them.
         Waits, or refuses, as a single statement does."""
+        ...
+
+    def check(self) -> None:
+        """Raises the XA_RB* for which the branch can only be rolled back, or XAER_RMFAIL."""
         ...
 
 
@@ -172,6 +176,27 @@ class BranchConnection(Connection):
         """Flushes the ORM session, for the resource manager."""
         if self._orm is not None:
             self._orm.flush()
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether there is an ORM session, so that `renew` may have to wait for the database."""
+        return any(one._orm is not None for one in self._of_session())  # noqa: SLF001 — a connection like this one
+
+    def renew(self) -> None:
+        """For a consumer, between two messages that share the transaction: what the ORM session holds back is written,
+        and the next message has a new one. Raises what that fails with, and the XA_RB* for which the branch can only be
+        rolled back, as after the error of a statement that was hidden."""
+        for connection in self._of_session():
+            orm = connection._orm  # noqa: SLF001 — a connection like this one
+            if orm is not None:
+                orm.flush()
+                orm.expunge_all()
+                connection._orm = None  # noqa: SLF001 — the same
+        self._access.check()
+
+    def _of_session(self) -> Sequence[BranchConnection]:
+        """The connections of its session: for threads, and for asyncio."""
+        return (self,)
 
     def execution_options(self, **options: Any) -> Any:
         """`isolation_level` is that of this transaction, to be set before its first statement."""

@@ -15,6 +15,8 @@ from rm_db.sessions.connection import BorrowedConnection, BranchConnection
 from rm_db.sessions.errors import check_greenlet
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy.engine import Engine
 
     from rm_db.sessions.asyncio_connection import BranchAsyncConnection
@@ -40,6 +42,9 @@ class ServerBranchConnection(BranchConnection):
     def access(self) -> ConnectionAccess:
         """The rules for the use of the branch's connection."""
         return self._access
+
+    def _of_session(self) -> Sequence[BranchConnection]:
+        return self._session.connections
 
     @abstractmethod
     def _make(self) -> tuple[Engine, Any]:
@@ -100,11 +105,15 @@ class ServerSession(ABC, Generic[A, B, N]):
             self._asyncio = self._new_asyncio(self._greenlet_connection)
         return self._asyncio
 
+    @property
+    def connections(self) -> list[B]:
+        """The SQLAlchemy connections that were made: for threads, and for asyncio."""
+        return [one for one in (self._facade, self._greenlet_connection) if one is not None]
+
     def finish(self) -> None:
         self.access.statement_lock.is_ending = True
-        for connection in (self._facade, self._greenlet_connection):
-            if connection is not None:
-                connection.finish()
+        for connection in self.connections:
+            connection.finish()
 
     def expire(self) -> None:
         self.access.expire()

@@ -42,6 +42,12 @@ class SessionUnitOfWork(UnitOfWork):
     def _check(self) -> XaError | None:
         """The XA_RB* that makes the branch rollback-only, or XAER_RMFAIL, or None."""
 
+    def check(self) -> None:
+        """Raises what keeps the branch from being committed, as far as it is known."""
+        fault = self._check()
+        if fault is not None:
+            raise fault
+
     def end(self, *, fail: bool) -> None:
         session, self._session = self._session, None
         unflushed = None if session is None else self._finish(session, flush=not fail)

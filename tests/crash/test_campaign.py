@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.crash.campaign import Campaign
-from bench.crash.faults import NAMED, Fault, Setup
+from bench.crash.faults import NAMED, SHARED, Fault, Setup
 from bench.crash.ledger import compare
 from bench.crash.stage import WORKER, Stage
 from tests.memory_disk import new_folder
@@ -80,6 +80,18 @@ def test_named_points(stage: Stage, setup: Setup, faults: tuple[Fault, ...]) -> 
     campaign.named([(setup, faults)])
     assert campaign.tally.violations == []
     assert campaign.tally.rounds == len(faults)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_a_share_makes_no_dead_letter() -> None:
+    """At a broker whose limit is the smallest: an order that it puts away would be lost. (An order that fails by itself
+    is put away there, and so there are none.)"""
+    faults = [fault for fault in SHARED if "rollback" not in fault.point]
+    with chdir(ROOT), Stage(new_folder("crash-shares"), with_mariadb=False, deliveries=1) as stage:
+        campaign = Campaign(stage)
+        campaign.named([(Setup("two-phase", batch=50), faults if EVERY_POINT else faults[:4])])
+        assert campaign.tally.violations == []
 
 
 @pytest.mark.slow

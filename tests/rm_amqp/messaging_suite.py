@@ -154,6 +154,31 @@ def test_messages_are_given_back(client: MessagingClient, queue: str) -> None:
         session.release(message)
 
 
+@pytest.mark.parametrize("ending", ["commit", "rollback", "rollback after the vote"])
+def test_what_is_put_back_was_not_received(client: MessagingClient, queue: str, ending: str) -> None:
+    """It comes again in its order, behind what was rolled back, and its delivery is not counted."""
+    client.put(queue, ["a", "b", "c", "d"])
+    xid = client.start()
+    messages = batches(client.session, queue, 4)
+    client.session.put_back(messages[2:])
+    with pytest.raises(XaMisuse, match="not received here"):
+        client.session.release(messages[2])
+    if ending == "commit":
+        client.commit(xid)
+    elif ending == "rollback":
+        client.rollback(xid)
+    else:
+        client.end(xid)
+        assert client.rm.prepare(xid, RMID) is Code.XA_OK
+        client.rollback(xid, end=False)
+
+    with client.work() as session:
+        again = batches(session, queue, 2 if ending == "commit" else 4)
+    assert [message.body for message in again] == (["c", "d"] if ending == "commit" else ["a", "b", "c", "d"])
+    assert [message.delivery_count for message in again[-2:]] == [0, 0]
+    assert client.look(queue) == []
+
+
 def test_a_dead_letter_goes_with_the_branch(client: MessagingClient, queue: str) -> None:
     client.put(queue, [Message({"a": 1}, subject="s", properties={"p": 1})])
     for commit in (False, True):

@@ -199,6 +199,56 @@ def test_a_slow_consumer_keeps_what_was_sent_ahead(queue: str) -> None:
                 assert beside.receive_batch(queue, 9, 0) == []
 
 
+@pytest.mark.parametrize("options", ["", "&prefetch=5"])
+@pytest.mark.parametrize("stay", [True, False])
+def test_what_is_put_back_stays_for_the_next_transaction_or_goes_back(queue: str, options: str, *, stay: bool) -> None:
+    """Nothing overtakes it, whatever was sent ahead."""
+    network = Network()
+    client, other = NetworkClient(network, options), NetworkClient(network)
+    client.put(queue, range(20))
+    with client.work() as session:
+        messages = session.receive_batch(queue, 4, 5)
+        session.put_back(messages[2:], stay=stay)
+        if not stay:
+            assert [message.body for message in session.receive_batch(queue, 1, 5)] == [2], "before the others"
+            session.put_back(messages[:0], stay=False)
+    round_trips = client.rm.round_trips
+    with client.work() as session:
+        again = session.receive_batch(queue, 2, 5)
+    assert [message.body for message in again] == ([2, 3] if stay else [3, 4])
+    assert [message.delivery_count for message in again] == [0, 0]
+    if stay:
+        assert client.rm.round_trips - round_trips == 3, "to begin, and to commit; none to receive"
+
+    xid = client.start()
+    first = client.session.receive_batch(queue, 6, 5)
+    client.session.put_back(first[1:])
+    client.rollback(xid)
+    with entered(ThreadOfControl()), other.work() as beside:
+        assert first[0].body == beside.receive_batch(queue, 1, 5)[0].body
+    with client.work() as session:
+        again = session.receive_batch(queue, 3, 5)
+    assert [message.body for message in again] == [message.body for message in first[1:4]]
+    assert [message.delivery_count for message in again] == [0, 0, 0]
+
+
+def test_what_was_put_back_goes_back_when_no_one_receives_any_more(queue: str) -> None:
+    network = Network()
+    client, other = NetworkClient(network), NetworkClient(network)
+    client.put(queue, range(3))
+    with client.work() as session:
+        messages = session.receive_batch(queue, 3, 5)
+        session.put_back(messages[1:])
+    give_up = network.now + 5
+    got: list[tuple[object, int]] = []
+    while len(got) < 2:
+        assert network.now < give_up
+        with other.work() as session:
+            got += [(message.body, message.delivery_count) for message in session.receive_batch(queue, 9, 0)]
+        network.sleep(0.1)
+    assert got == [(1, 0), (2, 0)]
+
+
 @pytest.mark.parametrize("in_batches", [False, True])
 def test_no_more_is_sent_ahead_than_asked_for(connect: Connect, queue: str, *, in_batches: bool) -> None:
     """What has arrived and is not received counts, however often something is received."""

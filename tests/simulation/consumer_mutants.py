@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from tests.simulation.consumers import Mutant
+from tm import Transaction
 from tm.consumer.failures import reason_from
 from tm.consumer.history import History
 from tm.consumer.job import Attempt, Job
+from tm.consumer.sharing import Sharing
 from tm.consumer.worker import Worker
 from tm.faults import Fault, fault_of
+from xa import XaError
 
 
 class JudgedByTheFirst(Worker):
@@ -62,9 +66,9 @@ class EveryoneIsBlamed(Worker):
 class RefusedCommitsCount(Worker):
     """What is refused at the commit counts as what a handler raises."""
 
-    async def _call_handler(self, messages: Sequence[Any]) -> None:
-        await super()._call_handler(messages)
-        for message in messages:
+    async def _call_handler(self, messages: Sequence[Any], begun: list[Any]) -> None:
+        await super()._call_handler(messages, begun)
+        for message in begun:
             self._tell("explain", message, "the commit was refused")
 
 
@@ -91,10 +95,10 @@ class KillsCount(Job):
 class HandlersComplete(Worker):
     """A handler can commit the transaction of its batch."""
 
-    async def _lend(self, messages: Sequence[Any], arguments: Sequence[Any]) -> None:
-        del messages
-        for argument in arguments:
-            await self._calls.handle(self._job.handler, argument, self._transaction)
+    async def _lend(self, messages: Sequence[Any], begun: list[Any]) -> None:
+        for message in messages:
+            begun.append(message)
+            await self._calls.handle(self._job.handler, message, self._transaction)
 
 
 class OutagesAreRemembered(Job):
@@ -104,6 +108,57 @@ class OutagesAreRemembered(Job):
         for message in messages:
             self.failures.note(message, error, alone=len(messages) == 1)
         super()._note(messages, error, attempt)
+
+
+class SharesAfterFailures(Worker):
+    """Neither a conflict nor a failure is a reason to share less."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._sharing.failed = lambda *_: None  # type: ignore[method-assign]
+
+
+class EndlessShares(Worker):
+    """A share has no end but that of its messages."""
+
+    async def _goes_on(self, transaction: Transaction) -> bool:
+        self._sharing.begins()
+        return await super()._goes_on(transaction)
+
+
+class SharesWithoutTimeout(Worker):
+    """A share does not look at the timeout of its transaction."""
+
+    def __init__(self, number: int, job: Job, calls: Any) -> None:
+        super().__init__(number, job, calls, Sharing(job.settings, math.inf, job.statistics.clock))
+
+
+class StaleSessions(Worker):
+    """A handler finds what the one before has left in its sessions."""
+
+    async def _goes_on(self, transaction: Transaction) -> bool:
+        del transaction
+        return self._sharing.goes_on
+
+
+class HiddenErrors(Worker):
+    """An error that a handler has hidden is found by the next one."""
+
+    async def _goes_on(self, transaction: Transaction) -> bool:
+        try:
+            return await super()._goes_on(transaction)
+        except XaError:
+            return True
+
+
+class TheNextIsToBlame(Worker):
+    """What one has left in the transaction is the fault of the next one."""
+
+    def _blame(self, messages: Sequence[Any], error: Exception) -> None:
+        if isinstance(error, XaError) and len(messages) > 1:
+            self._tell("explain", messages[0], reason_from(error))
+        else:
+            super()._blame(messages, error)
 
 
 MUTANTS = [
@@ -117,4 +172,11 @@ MUTANTS = [
     Mutant("a kill counts as a failure", job=KillsCount),
     Mutant("a handler can complete the transaction", HandlersComplete),
     Mutant("an outage is remembered", job=OutagesAreRemembered),
+    Mutant("sharing goes on after a conflict", SharesAfterFailures),
+    Mutant("a share does not end by time", EndlessShares),
+    Mutant("a share does not look at the timeout", SharesWithoutTimeout),
+    Mutant("a handler finds what the one before has left", StaleSessions),
+    Mutant("a hidden error is found by the next handler", HiddenErrors),
+    Mutant("a hidden error is another one's fault", TheNextIsToBlame),
+    Mutant("what is ahead stays after a rollback", recalls=False),
 ]

@@ -6,7 +6,11 @@ broker, takes the database away, and lets transactions be in each other's way. T
 
 The law (`violations`): a message whose handler never raises is handled exactly once, and never a dead letter. One whose
 handler always raises, or whose work can't be committed, is a dead letter once, with its own reason. No wait is longer
-than documented.
+than documented, and no message waits, or has a reason, because of another one.
+
+Messages that share a transaction: none that was delivered before; none is begun after the share's time, or ends after
+the transaction's; none finds anything of the one before, nor an error that its handler has hidden; and after a conflict
+a worker shares nothing for a while. Messages of a group come to their ends in their order, and with one worker all do.
 """
 
 from __future__ import annotations
@@ -39,6 +43,9 @@ TROUBLE_S = 40.0
 STEPS = 60_000
 LIMIT = 10
 """The broker's limit of deliveries, unless configured."""
+UNPAUSED = 10
+"""So many messages at least are handled alone after a conflict."""
+TOLERANCE_S = 0.005
 KILLS = UNTOLD - 1
 """How many deliveries may end with a process or a connection, so that no message can have been in all of `UNTOLD`."""
 
@@ -55,11 +62,12 @@ class Entry:
     body: Any
     id: str | None
     annotations: dict[str, Any] = field(default_factory=dict)
+    group: int | None = None
     due: float = 0.0
     count: int = 0
     apart: bool = False
     reason: str = ""
-    holder: Transaction | None = None
+    holder: Transaction | Link | None = None
 
 
 @dataclass(eq=False)
@@ -88,6 +96,37 @@ class Said:
     reason: str = ""
 
 
+@dataclass(eq=False)
+class Link:
+    """The messages that a worker's channel has ahead of their receipt. `recall`: they go back first."""
+
+    ahead: list[Entry] = field(default_factory=list)
+    recall: bool = False
+
+    def give_back(self) -> list[Entry]:
+        """Gives them back; which they were."""
+        given, self.ahead, self.recall = self.ahead, [], False
+        for entry in given:
+            entry.holder = None
+        return given
+
+
+class Shop:
+    """The session of the database in one transaction."""
+
+    holds_back = True
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        self.loaded: list[int] = []
+        """What an ORM session would know."""
+
+    def renew(self) -> None:
+        self.loaded.clear()
+        if self._transaction.failed:
+            raise xa_error(self._transaction.failed, "a statement has failed before")
+
+
 class Session:
     """The session of the broker in one transaction."""
 
@@ -96,6 +135,8 @@ class Session:
         if transaction.world.exact:
             self.excuse = self._excuse
             self.explain = self._explain
+        if transaction.world.keeps:
+            self.put_back = self._put_back
 
     def _said(self, message: Delivered) -> Said:
         if self._transaction.is_lost:
@@ -111,6 +152,15 @@ class Session:
     def _explain(self, message: Delivered, reason: str) -> None:
         said = self._said(message)
         said.counted, said.reason = True, reason
+
+    def _put_back(self, messages: Sequence[Delivered], *, stay: bool) -> None:
+        link = self._transaction.link
+        for message in reversed(messages):
+            self._said(message)
+            del self._transaction.said[message.entry]
+            message.entry.holder = link
+            link.ahead.insert(0, message.entry)
+        link.recall = link.recall or not stay
 
     def release(self, message: Delivered) -> None:
         self._said(message).outcome = "released"
@@ -142,7 +192,15 @@ class Transaction:
         self.lent: HandlerState | None = None
         self.is_lost = False
         self.prepared = False
+
+        self.failed: Code | None = None
+        """For which it can only be rolled back: a statement has failed in it."""
+        self.link = Link()
+        self.begun: list[tuple[float, Entry]] = []
+        """The messages whose handler was called, and when."""
+        self.began = world.now
         self.session = Session(self)
+        self.shop = Shop(self)
         self.timeout_s = world.timeout_s
 
     def __getitem__(self, _: str) -> Session:
@@ -159,6 +217,24 @@ class Transaction:
     @property
     def resources(self) -> tuple[str, ...]:
         return tuple(self.used)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one message was begun, and the handler has no others."""
+        return len(self.said if self.world.takes_batch else self.begun) == 1
+
+    @property
+    def enlisted(self) -> Transaction:
+        """Its resources: here it is the same."""
+        return self
+
+    @property
+    def sessions(self) -> list[Any]:
+        return [self.session, self.shop] if "shop" in self.used else [self.session]
+
+    def check_active(self, what: str) -> None:
+        if self.is_over:
+            raise RolledBack(f"can't {what}")
 
     def commit(self) -> None:
         """A handler's own."""
@@ -214,6 +290,9 @@ class Run:
         self.world = process.world
         self.wake = process.world.now
         self.transaction: Transaction | None = None
+        self.link = Link()
+        self.since_conflict = UNPAUSED
+        """How many messages it has begun since a conflict."""
         worker = process.world.mutant.worker(number, process.job, self)
         self.steps: Coroutine[None, None, None] = receive_loop(
             worker, process.world.settings, process.world.timeout_s, self.is_stopping, process.world.dice.random
@@ -240,6 +319,8 @@ class Run:
     # --- as `Calls`
     async def pause(self, seconds: float) -> None:
         settings, world = self.world.settings, self.world
+        held = self.transaction.said if self.transaction is not None and not self.transaction.is_over else ()
+        world.found += [f"message {entry.number} waits for others" for entry in held if world.is_innocent(entry.number)]
         if seconds > max(min(settings.retry_most_s, world.timeout_s / 4), 1.0):
             world.found.append(f"a worker waits for {seconds} s")
         await self._await(seconds)
@@ -247,6 +328,7 @@ class Run:
     async def enlist(self, transaction: Transaction, name: str) -> Session:
         await self._await()
         transaction.used[name] = None
+        transaction.link = self.link
         self.transaction = transaction
         if self.world.is_down(name):
             error = RolledBack("can't go on")
@@ -271,6 +353,10 @@ class Run:
 
     dead_letter = put_off
 
+    async def renew(self, session: Any) -> None:
+        await self._await()
+        session.renew()
+
     async def handle(self, _: object, message: Any, transaction: Transaction) -> None:
         for one in message if isinstance(message, list) else (message,):
             await self._handle(one, transaction)
@@ -278,18 +364,48 @@ class Run:
     async def _handle(self, message: Delivered, transaction: Transaction) -> None:
         world, number = self.world, message.number
         transaction.used["shop"] = None
-        await self._await(world.dice.choice((0.0, 0.001, 0.05)))
+        transaction.begun.append((world.now, message.entry))
+        self.since_conflict += 1
+        if len(transaction.begun) > 1:
+            self._check_share(transaction)
+        transaction.shop.loaded.append(number)
+        await self._await(world.handler_s())
+
         world.calls[number] += 1
         if number in world.committing:
             transaction.commit()
         if world.is_down("shop"):
             raise errors.AdminShutdown
         if world.conflicts():
+            self.since_conflict = 0
             raise RuntimeError("mine") from errors.SerializationFailure()
         if number in world.poison:
-            world.failed_alone[number] += len(transaction.said) == 1
+            world.failed_alone[number] += transaction.is_alone
             raise LookupError(f"poison {number}")
+        if transaction.failed:
+            raise errors.InFailedSqlTransaction
+        if number in world.hiding:
+            transaction.failed = Code.XA_RBINTEGRITY if number % 2 else Code.XA_RBOTHER
         transaction.rows.append(number)
+        if len(transaction.begun) > 1 and world.now > transaction.began + world.timeout_s and not world.takes_batch:
+            world.found.append(f"message {number} is handled when the time of its transaction is over")
+
+    def _check_share(self, transaction: Transaction) -> None:
+        """A message is begun behind another one."""
+        world, begun = self.world, transaction.begun
+        numbers = [entry.number for _, entry in begun]
+        if transaction.is_lost or self.process.is_dead:
+            return
+        if any(entry.count or entry.apart for _, entry in begun):
+            world.found.append(f"messages {numbers} share a transaction, and were not all new")
+        if world.takes_batch:
+            return
+        if world.now - begun[0][0] > world.settings.share_s + TOLERANCE_S:
+            world.found.append(f"messages {numbers} share a transaction for too long")
+        if transaction.shop.loaded or transaction.failed:
+            world.found.append(f"message {numbers[-1]} finds what another one has left")
+        if self.since_conflict < UNPAUSED:
+            world.found.append(f"messages {numbers} share a transaction soon after a conflict")
 
     async def within(self, transaction: Transaction, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -310,9 +426,13 @@ class Run:
         elif transaction.rows and world.is_down("shop"):
             refusals.append(Code.XAER_RMFAIL)
         elif transaction.rows and world.conflicts():
+            self.since_conflict = 0
             refusals.append(Code.XA_RBDEADLOCK)
+        elif transaction.failed:
+            world.failed_alone.update(transaction.rows if transaction.is_alone else ())
+            refusals.append(transaction.failed)
         elif world.unfit.intersection(transaction.rows):
-            world.failed_alone.update(transaction.rows if len(transaction.said) == 1 else ())
+            world.failed_alone.update(transaction.rows if transaction.is_alone else ())
             refusals.append(Code.XA_RBINTEGRITY if min(world.unfit) % 2 else Code.XA_RBOTHER)
 
         if refusals:
@@ -340,8 +460,9 @@ class Mutant:
     name: str
     worker: Callable[..., Any] = Worker
     job: Callable[..., Any] = Job
-    one_process: bool = False
     seed: int = 0
+    recalls: bool = True
+    """Whether what is ahead goes back after a rollback."""
 
 
 RIGHT = Mutant("none")
@@ -356,13 +477,17 @@ class World:
         self.now = 1000.0
         self.trace: list[str] = []
         self.found: list[str] = []
-        self.timeout_s = dice.choice((4.0, 60.0))
+        self.timeout_s = dice.choice((0.3, 4.0, 60.0))
         waits: Any = dice.choice(("worker", "broker"))
         self.settings = ConsumerSettings(
             QUEUE, workers=dice.randrange(1, 5), batch=dice.choice((1, 2, 5, 20)), retry_waits=waits,
             max_deliveries=dice.choice((1, 1, 2, 3, 5, 10)), takes=dice.choice(("message", "message", "batch")),
             retry_for_s=dice.choice((None, None, 1.0)), retry_first_s=0.1, retry_most_s=dice.choice((0.3, 30.0)),
+            share_s=dice.choice((0.02, 0.02, 0.2, 60.0)), idle_s=0.3,
         )  # fmt: skip
+        self.takes_batch = self.settings.takes == "batch"
+        self.usual_s = dice.choice((0.0, 0.001, 0.005, 0.05))
+        """How long a handler takes."""
         self.exact = dice.random() < 0.8
         """Whether the broker counts only what it is told to count."""
         self.limit = dice.choice((LIMIT, LIMIT, 3 * LIMIT)) if self.exact else 0
@@ -377,10 +502,21 @@ class World:
         self.unfit = {number for number in bad if number not in self.poison and dice.random() < 0.7}
 
         self.committing = set(bad) - self.poison - self.unfit
-        with_ids = dice.random() < 0.5
+        self.bad = frozenset(bad)
+        self.hiding = {number for number in self.unfit if dice.random() < 0.5}
+        self.unfit -= self.hiding
+        with_ids, groups = dice.random() < 0.5, dice.choice((0, 0, 1, 3))
+
+        def group_of(number: int) -> int | None:
+            return number % groups if groups else None
+
         self.queue = [
-            Entry(number, number % contents, f"m-{number}" if with_ids else None) for number in numbers
-        ]  # fmt: skip
+            Entry(number, number % contents, f"m-{number}" if with_ids else None, group=group_of(number))
+            for number in numbers
+        ]
+        self.keeps = dice.random() < 0.8
+        """Whether messages that are not begun can be put back."""
+        self.prefetch = dice.choice((0, 0, 5)) if self.keeps else 0
         self.total = count
         self.has_own_content = with_ids or contents == count
         self.handled: Counter[int] = Counter()
@@ -388,6 +524,8 @@ class World:
         self.failed_alone: Counter[int] = Counter()
         self.untold: Counter[int] = Counter()
         self.dead: dict[int, list[str]] = {}
+        self.ends: list[Entry] = []
+        """The messages that were handled, or are dead letters, in this order."""
         self.down: dict[str, float] = {}
         self.conflict_share = dice.choice((0.0, 0.1, 0.5))
         self.outage_share = dice.choice((0.0, 0.002, 0.01))
@@ -404,6 +542,15 @@ class World:
     def is_down(self, name: str) -> bool:
         return self.down.get(name, 0.0) > self.now
 
+    def handler_s(self) -> float:
+        """How long a handler takes this time; one that is slower than usual only where it can't take too long."""
+        factors = (1.0, 1.0, 1.2, 10.0) if self.settings.share_s < 1 < self.timeout_s else (1.0, 1.2)
+        return self.usual_s * self.dice.choice(factors)
+
+    def is_innocent(self, number: int) -> bool:
+        """Whether a message is good, was not lost with a process or a connection, and can't be taken for another."""
+        return number not in self.bad and not self.untold[number] and self.has_own_content
+
     def conflicts(self) -> bool:
         return self.now < self.ends_at and self.dice.random() < self.conflict_share
 
@@ -413,15 +560,31 @@ class World:
             raise lost()
         if transaction.process.is_dead:
             return []
-        ready = [entry for entry in self.queue if entry.holder is None and entry.due <= self.now][:count]
+        link = transaction.link
+        if link.recall:
+            link.give_back()
+        link.ahead += self._available(transaction, count + self.prefetch - len(link.ahead))
+        taken, link.ahead = link.ahead[:count], link.ahead[count:]
+
         found = []
-        for entry in ready:
+        for entry in taken:
             entry.holder = transaction
             transaction.said[entry] = Said()
             notes: dict[str, Any] = {"x-opt-retry-apart": True} if entry.apart else {}
             if entry.reason and (entry.count or entry.apart):
                 notes["x-opt-retry-reason"] = entry.reason
             found.append(Delivered(entry, entry.count, dict(entry.annotations), notes, entry.id, entry.body))
+        return found
+
+    def _available(self, transaction: Transaction, count: int) -> list[Entry]:
+        """The next messages for the link of a transaction, which holds them from now on. Those of a group go to one
+        link at a time."""
+        link, found = transaction.link, list[Entry]()
+        elsewhere = {entry.group for entry in self.queue if entry.holder not in (None, link, transaction)} - {None}
+        for entry in self.queue:
+            if len(found) < count and entry.holder is None and entry.due <= self.now and entry.group not in elsewhere:
+                entry.holder = link
+                found.append(entry)
         return found
 
     def commit(self, transaction: Transaction) -> None:
@@ -436,10 +599,13 @@ class World:
         for entry, what in transaction.posts:
             if isinstance(what, Postponement):
                 due = self.now + what.delay_ms / 1000
-                self.queue.append(Entry(entry.number, entry.body, entry.id, dict(what.annotations), due))
+                self.queue.append(Entry(entry.number, entry.body, entry.id, dict(what.annotations), entry.group, due))
+                if self.is_innocent(entry.number):
+                    self.found.append(f"message {entry.number} is put off for others")
             else:
                 self.dead.setdefault(entry.number, []).append(str(what.annotations["reason"]))
         self.handled.update(transaction.rows)
+        self.ends += [entry for entry, said in transaction.said.items() if said.outcome == "taken"]
         self._leave(transaction)
         transaction.end(Verdict.COMMITTED)
 
@@ -449,6 +615,7 @@ class World:
             if entry.holder is not transaction:
                 continue
             entry.holder = None
+
             counted = is_loss or said.counted or not self.exact
             entry.count += counted
             if is_loss:
@@ -456,11 +623,23 @@ class World:
             elif self.exact:
                 entry.apart = entry.apart or said.apart
                 entry.reason = said.reason or entry.reason
+                if said.reason and entry.number not in self.bad:
+                    self.found.append(f"message {entry.number} has the reason {said.reason}")
             if counted and self.limit and entry.count >= self.limit * (2 if is_loss or said.reason else 1):
                 self._die(entry, entry.reason)
+        transaction.link.recall = transaction.link.recall or self.mutant.recalls
         self._leave(transaction)
 
+    def _lose_ahead(self, link: Link) -> None:
+        """A connection is lost, with what was sent ahead over it, which counts as delivered."""
+        for entry in link.give_back():
+            entry.count += 1
+            self.untold[entry.number] += 1
+            if self.limit and entry.count >= 2 * self.limit:
+                self._die(entry, entry.reason)
+
     def _die(self, entry: Entry, reason: str) -> None:
+        self.ends.append(entry)
         self.queue.remove(entry)
         self.dead.setdefault(entry.number, []).append(reason)
 
@@ -492,6 +671,7 @@ class World:
                 if not transaction.prepared:
                     transaction.is_lost = True
                     self.roll_back(transaction, is_loss=True)
+                    self._lose_ahead(transaction.link)
             else:
                 self._kill(process)
         elif dice.random() < self.kill_share:
@@ -502,6 +682,8 @@ class World:
         for entry in self.queue:
             entry.apart, entry.reason = False, ""
         for process in self.processes:
+            for run in process.runs:
+                run.link.give_back()
             for transaction in tuple(process.live):
                 if not transaction.prepared:
                     transaction.is_lost = True
@@ -515,6 +697,8 @@ class World:
         for transaction in tuple(process.live):
             self.roll_back(transaction, is_loss=not transaction.prepared)
             transaction.end(Verdict.ROLLED_BACK)
+        for run in process.runs:
+            self._lose_ahead(run.link)
         self._replace(process)
 
     def _replace(self, process: Process) -> None:
@@ -532,6 +716,8 @@ class World:
                     self._trouble()
                 for process in tuple(self.processes):
                     if process.is_stopping and all(run.is_over for run in process.runs):
+                        for run in process.runs:
+                            run.link.give_back()
                         self._replace(process)
 
                 runs = [run for process in self.processes for run in process.runs if not run.is_over]
@@ -554,8 +740,8 @@ class World:
 
     def violations(self) -> list[str]:
         """What breaks the law."""
-        found = list(self.found)
-        bad = self.poison | self.unfit | self.committing
+        found = [*self.found, *self._out_of_order()]
+        bad = self.bad
         for number in range(self.total):
             handled, dead = self.handled[number], self.dead.get(number, [])
             if number not in bad:
@@ -571,3 +757,15 @@ class World:
             if number in self.poison and attempts < self.settings.max_deliveries and self._says_attempts:
                 found.append(f"bad message {number} had {attempts} attempts of its own")
         return found
+
+    def _out_of_order(self) -> list[str]:
+        """The groups whose messages did not come to their ends in their order, unless some were put off. With one
+        worker all messages are like one group."""
+        if self.settings.retry_waits == "broker":
+            return []
+        is_alone = self.settings.workers == len(self.processes) == 1
+        ends: dict[int | None, list[int]] = {}
+        for entry in self.ends:
+            if entry.group is not None or is_alone:
+                ends.setdefault(None if is_alone else entry.group, []).append(entry.number)
+        return [f"out of order: {numbers}" for numbers in ends.values() if numbers != sorted(numbers)]

@@ -60,6 +60,10 @@ class History(NamedTuple):
     """Whether it has failed since it was sent or put off, so that it waits before the next attempt."""
 
 
+NEW: Final = History(0)
+"""That of a message that has not been tried yet."""
+
+
 def _annotation(message: Any, name: str, queue: str) -> Any:
     """An annotation of a message that was put off for the consumers of `queue`."""
     annotations = getattr(message, "annotations", None) or {}

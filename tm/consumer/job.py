@@ -12,6 +12,7 @@ from tm.consumer.history import (
     BREAKS,
     COUNT,
     FIRST,
+    NEW,
     QUEUE,
     REASON,
     UNTOLD,
@@ -184,6 +185,8 @@ class Job:
 
     def history(self, message: Any) -> History:
         """What is known of a message's failures. Each message has its own; see `tm.consumer.history`."""
+        if is_new(message):
+            return NEW
         queue, failure = self.settings.queue, self._known(message)
         before = retries_of(message, queue)
         deliveries = before + int(message.delivery_count)
@@ -196,7 +199,7 @@ class Job:
         most = self.settings.max_deliveries if has_reason else max(self.settings.max_deliveries, UNTOLD)
         is_final = (failure is not None and self.failures.is_final(message)) or self._breaks(message)
         is_dead = is_final or deliveries >= most or self._is_too_late(first_ms)
-        return History(deliveries, is_dead, not is_new(message), deliveries > before and not is_dead)
+        return History(deliveries, is_dead, True, deliveries > before and not is_dead)
 
     def _known(self, message: Any) -> Failure | None:
         """What this process remembers of a message that was tried before. Without an id it is known by its content,

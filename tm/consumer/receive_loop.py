@@ -2,8 +2,9 @@
 
 The law: a message whose handler never raises is handled exactly once, and never a dead letter.
 
-1. Receive up to a batch, in a new transaction. After a failure of anybody the resources that were used are enlisted
-   first: while one of them is down no message is touched.
+1. Receive up to a batch, in a new transaction, but no more than the worker can handle before its share is over
+   (`tm.consumer.sharing`). After a failure of anybody the resources that were used are enlisted first: while one of
+   them is down no message is touched.
 2. Each message has its own history. One that was tried before, alone or in a batch, is handled in a transaction of its
    own: what failed together is tried apart, so that one that can't be handled takes none with it. A batch with such a
    message in it is given back as a whole, and received again one by one.
@@ -45,8 +46,9 @@ class WorkerPorts(Protocol):
     """The calls that the loop makes to its worker. A failure is an answer."""
 
     async def receive(self, count: int, *, check: bool) -> Sequence[DeliveredMessage] | Exception:
-        """Begins a transaction and receives in it; enlists the resources that were used first where `check` says so.
-        The messages, with the transaction open where there are any; or the exception, with nothing left open."""
+        """Begins a transaction and receives in it, at most `count`; enlists the resources that were used first where
+        `check` says so. The messages, with the transaction open where there are any; or the exception, with nothing
+        left open."""
         ...
 
     def history(self, message: Any) -> History:
@@ -58,7 +60,7 @@ class WorkerPorts(Protocol):
         ...
 
     async def handle(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
-        """Has the messages handled, and commits."""
+        """Has the messages handled, until their share is over, and commits. The others are as if not received."""
         ...
 
     async def refuse(self, messages: Sequence[DeliveredMessage]) -> Exception | None:

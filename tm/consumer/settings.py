@@ -30,6 +30,7 @@ OPTIONS: Final[dict[str, Option]] = {
     "resource": Text("the name of a resource"),
     "workers": WholeNumber(1, MAX_WORKERS),
     "batch": WholeNumber(1, MAX_BATCH),
+    "share_s": Seconds(),
     "takes": Choice("message", "batch"),
     "max_deliveries": WholeNumber(1, 1_000_000),
     "retry_first_s": Seconds(),
@@ -53,6 +54,7 @@ class ConsumerOptions(TypedDict, total=False):
     resource: str
     workers: int
     batch: int
+    share_s: float
     takes: Takes
     max_deliveries: int
     retry_first_s: float
@@ -70,7 +72,8 @@ class ConsumerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """`queue` of the resource `resource`; `workers` at a time, up to `batch` messages in a transaction.
+    """`queue` of the resource `resource`; `workers` at a time, up to `batch` messages in a transaction, none of which
+    is begun later than `share_s` after the first one (`tm.consumer.sharing`).
 
     `takes` says what the handler is called with: each message, or the list of those of one transaction. A message
     that was delivered `max_deliveries` times in vain goes to the queue `dead_letter`, with what is known of its
@@ -90,6 +93,7 @@ class ConsumerSettings:
     resource: str = "broker"
     workers: int = 1
     batch: int = 1
+    share_s: float = 0.02
     takes: Takes = "message"
     max_deliveries: int = 5
     retry_first_s: float = RETRY_FIRST_S

@@ -9,7 +9,12 @@ the message with these annotations to the address and takes it from its queue.
 
 It may offer two operations that take effect when the branch is rolled back. `explain(message, reason)` tells other
 processes what a message has failed with. `excuse(messages, reason="")` tells the broker that the rollback counts for
-none of these; it returns whether the broker does so.
+none of these; it returns whether the broker does so. And it may offer `put_back(messages, stay=True)`, by which those
+that are not begun in this transaction are as if they had not been received.
+
+A session of any resource may offer `renew()`, and say with `holds_back` whether that may have to wait. It is called
+between two messages that share the transaction. Nothing of the message before is in the session any more then; and it
+raises what keeps the transaction from being committed.
 """
 
 from __future__ import annotations
@@ -20,12 +25,14 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from tm.concurrency.uninterrupted import finish_in_thread
 from tm.consumer.failures import reason_from
 from tm.consumer.job import COUNTED, Attempt
 from tm.consumer.receive_loop import receive_loop
+from tm.consumer.sharing import Sharing
 from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
 from tm.errors import ProtocolMisuse, TransactionError
-from tm.faults import Fault
+from tm.faults import Fault, fault_of
 from tm.global_transaction import HandlerState
 from tm.outcome import Verdict
 from tm.transaction import live_of
@@ -69,6 +76,10 @@ class WorkerCalls(Protocol):
 
     async def receive(self, session: Any, address: str, count: int, timeout_s: float) -> Sequence[Any]:
         """A batch of messages."""
+        ...
+
+    async def renew(self, session: Any) -> None:
+        """Parts what follows in a session from what was before."""
         ...
 
     async def dead_letter(self, session: Any, message: Any, letter: DeadLetter) -> None:
@@ -117,6 +128,9 @@ class ThreadCalls:
         messages: Sequence[Any] = session.receive_batch(address, count, timeout_s)
         return messages
 
+    async def renew(self, session: Any) -> None:
+        session.renew()
+
     async def dead_letter(self, session: Any, message: Any, letter: DeadLetter) -> None:
         session.dead_letter(message, *letter)
 
@@ -160,6 +174,12 @@ class TaskCalls:
     async def receive(self, session: Any, address: str, count: int, timeout_s: float) -> Sequence[Any]:
         messages: Sequence[Any] = await session.aio.receive_batch(address, count, timeout_s)
         return messages
+
+    async def renew(self, session: Any) -> None:
+        if session.holds_back:
+            await finish_in_thread(session.renew)
+        else:
+            session.renew()
 
     async def dead_letter(self, session: Any, message: Any, letter: DeadLetter) -> None:
         await session.aio.dead_letter(message, *letter)
@@ -206,14 +226,15 @@ class Worker:
     their messages, and the result of each is counted and logged as ever.
     """
 
-    def __init__(self, number: int, job: Job, calls: WorkerCalls) -> None:
+    def __init__(self, number: int, job: Job, calls: WorkerCalls, sharing: Sharing | None = None) -> None:
         self._number = number
         self._job = job
         self._calls = calls
+        self._sharing = sharing or Sharing(job.settings, job.timeout_s, job.statistics.clock)
         self._transaction: Transaction
         self._session: Any = None
         """That of the queue's resource, in this transaction; also when that can only be rolled back."""
-        self._unfit: Sequence[Any] = ()
+        self._unfit: list[Any] = []
         """The messages of this transaction that the handler can't be called with."""
         self._attempt = COUNTED
         """What is known of this attempt, should it fail."""
@@ -233,6 +254,8 @@ class Worker:
     async def receive(self, count: int, *, check: bool) -> Sequence[Any] | Exception:
         job, calls, settings = self._job, self._calls, self._job.settings
         outages = job.outages
+        count = min(count, self._sharing.count)
+        self._sharing.transaction_begins()
         try:
             transaction = job.manager.begin(settings.timeout_s, waits=True)
             is_receiving = False
@@ -244,8 +267,7 @@ class Worker:
                 messages = await calls.receive(self._session, settings.queue, count, settings.idle_s)
                 is_receiving = False
                 if messages and job.is_doubted:  # another worker has met an outage while this one waited
-                    self._excuse(messages)
-                    await self._check_resources(transaction, job.outages)
+                    await self._check_before(messages, transaction)
             except BaseException as error:
                 if is_receiving and _is_unreadable(error, count):
                     await calls.commit(transaction)
@@ -266,6 +288,16 @@ class Worker:
         job.received(self._number, transaction, messages)
         return messages
 
+    async def _check_before(self, messages: Sequence[Any], transaction: Transaction) -> None:
+        """`_check_resources` before these messages are begun: what keeps a resource from work counts for none."""
+        broker_excuses = self._excuse(messages)
+        try:
+            await self._check_resources(transaction, self._job.outages)
+        except Exception:
+            for message in messages if not broker_excuses else ():
+                self._job.failures.excuse(message)
+            raise
+
     async def _check_resources(self, transaction: Transaction, outages: int) -> None:
         """Raises what keeps one of the resources that handlers use from work."""
         for name in self._job.statistics.used:
@@ -273,7 +305,16 @@ class Worker:
         self._job.reached(outages)
 
     async def handle(self, messages: Sequence[Any]) -> Exception | None:
-        return await self._complete(HANDLED, messages, self._call_handler(messages))
+        begun: list[Any] = []
+        error = await self._complete(HANDLED, begun, self._call_handler(messages, begun))
+        if error is None:
+            self._sharing.committed(len(begun))
+            return None
+        self._sharing.failed(len(begun), fault_of(error))
+        if not self._attempt.broker_excuses and not hasattr(self._session, "put_back"):
+            for message in messages[len(begun) :]:
+                self._job.failures.excuse(message)
+        return error
 
     async def refuse(self, messages: Sequence[Any]) -> Exception | None:
         return await self._complete(DEAD_LETTERED, messages, self._put_away(messages))
@@ -288,7 +329,7 @@ class Worker:
         began = self._job.statistics.clock()
         error: Exception | None = None
         transaction = self._transaction
-        self._unfit = ()
+        self._unfit = []
         self._attempt = COUNTED
         if wanted != HANDLED:  # no attempt: no handler is called
             self._excuse(messages)
@@ -334,59 +375,93 @@ class Worker:
     def history(self, message: Any) -> History:
         return self._job.history(message)
 
-    async def _call_handler(self, messages: Sequence[Any]) -> None:
-        """Has the messages handled, and tells the broker which deliveries count, should the transaction be rolled back:
+    async def _call_handler(self, messages: Sequence[Any], begun: list[Any]) -> None:
+        """Has the messages handled, as long as their share goes on: those that are `begun`. Tells the broker which
+        deliveries count, should the transaction be rolled back:
 
         1. none of several messages, because another one of them may be at fault;
         2. one that is alone, while its handler is at work, because what kills the process, or hangs, must end;
         3. and if its handler raises, unless a resource was down or another transaction in the way;
         4. not if the commit is refused, because mostly that is no fault of the message, unless it was so before.
+
+        Messages that are not begun count for nothing.
         """
-        alone, job = len(messages) == 1, self._job
-        broker_excuses = not alone and self._excuse(messages)
+        job = self._job
+        broker_excuses = len(messages) > 1 and self._excuse(messages)
         self._attempt = Attempt(broker_excuses)
 
         try:
-            arguments, self._unfit = job.calls(messages)
-            await self._put_away(self._unfit)
-            put_away = {id(message) for message in self._unfit}
-            await self._lend([message for message in messages if id(message) not in put_away], arguments)
-        except Exception as error:
-            self._attempt = self._attempt._replace(is_late=self._transaction.expired)
-            self._blame(messages, error)
+            await self._lend(messages, begun)
+        except (Exception, asyncio.CancelledError, SystemExit) as error:
+            if len(begun) < len(messages):
+                self._tell("put_back", messages[len(begun) :], stay=False)
+            self._report(begun, error)
             raise
-        except asyncio.CancelledError:  # the worker is to end
-            self._excuse(messages)
-            raise
-        except SystemExit as error:  # the consumer is to end, for this message
-            if alone:
-                self._tell("explain", messages[0], reason_from(error))
-            raise
-        if alone and not job.is_charged(messages[0]) and self._transaction.status is not GlobalState.MARKED:
-            broker_excuses = self._excuse(messages)
+
+        if len(begun) < len(messages):
+            self._leave(messages[len(begun) :])
+        alone = len(begun) == 1
+        if alone and not job.is_charged(begun[0]) and self._transaction.status is not GlobalState.MARKED:
+            broker_excuses = self._excuse(begun)
         self._attempt = Attempt(broker_excuses, has_returned=True)
 
-    async def _lend(self, messages: Sequence[Any], arguments: Sequence[Any]) -> None:
-        """Calls the handler. The transaction is the handler's to work in, and not to complete, because the consumption
-        of every message is part of it. ProtocolMisuse: the handler has tried to, or has left it for another one."""
-        transaction = self._transaction
+    async def _lend(self, messages: Sequence[Any], begun: list[Any]) -> None:
+        """Calls the handler, for one message after the other, or for all of them. The transaction is the handler's to
+        work in, and not to complete, because the consumption of every message is part of it. ProtocolMisuse: the
+        handler has tried to, or has left it for another one."""
+        transaction, sharing = self._transaction, self._sharing
         live = live_of(transaction)
         live.lent = HandlerState.TO_HANDLER
         process = os.getpid()
+        sharing.begins()
 
         try:
-            for number, argument in enumerate(arguments):
-                if len(arguments) == len(messages):
-                    self._attempt = self._attempt._replace(guilty=messages[number])
-                await self._calls.handle(self._job.handler, argument, transaction)
-                _end_in_fork(process)
-                self._check_lent(transaction)
+            for turn in [messages] if self._job.settings.takes == "batch" else [[message] for message in messages]:
+                if begun and not (await self._goes_on(transaction)):
+                    break
+                begun += turn
+                self._attempt = self._attempt._replace(guilty=turn[0] if len(turn) == 1 else None)
+                arguments, unfit = self._job.calls(turn)
+                if unfit:
+                    self._unfit += unfit
+                    await self._put_away(unfit)
+
+                for argument in arguments:
+                    await self._calls.handle(self._job.handler, argument, transaction)
+                    _end_in_fork(process)
+                    self._check_lent(transaction)
+                sharing.handled()
         except BaseException as error:
             _end_in_fork(process, error)
             live.lent = HandlerState.FAILED  # what the handler has left running can't commit it now
             await self._restore(transaction)
             raise
         live.lent = None
+
+    async def _goes_on(self, transaction: Transaction) -> bool:
+        """Whether the next message is begun in the same transaction. It finds nothing of the one before in its
+        sessions. Raises what keeps the transaction from being committed: then the message before has failed, whose
+        handler has hidden it."""
+        if not self._sharing.goes_on or self._calls.is_stopping():
+            return False
+        live = live_of(transaction)
+        live.check_active("handle the next message of its share")
+        for session in live.enlisted.sessions:
+            if hasattr(session, "renew"):
+                await self._calls.renew(session)
+        return True
+
+    def _leave(self, messages: Sequence[Any], *, stay: bool | None = None) -> None:
+        """These messages are not begun in this transaction. They `stay` with the worker, if the next transaction will
+        take all of them."""
+        if self._transaction.is_over:  # it took too long: its commit says so
+            return
+        if self._calls.is_stopping() or not hasattr(self._session, "put_back"):
+            for message in messages:
+                self._session.release(message)
+        else:
+            fit = len(messages) <= self._sharing.count
+            self._session.put_back(messages, stay=fit if stay is None else stay)
 
     def _check_lent(self, transaction: Transaction) -> None:
         if live_of(transaction).lent is not HandlerState.TO_HANDLER:
@@ -410,6 +485,17 @@ class Worker:
 
     # --- what a rollback counts -----------------------------------------------------------------------------------
 
+    def _report(self, begun: Sequence[Any], error: BaseException) -> None:
+        """The handler, or what parts its calls, has raised this."""
+        if isinstance(error, asyncio.CancelledError):  # the worker is to end
+            self._excuse(begun)
+        elif isinstance(error, SystemExit):  # the consumer is to end, for this message
+            if len(begun) == 1:
+                self._tell("explain", begun[0], reason_from(error))
+        elif isinstance(error, Exception):
+            self._attempt = self._attempt._replace(is_late=self._transaction.expired)
+            self._blame(begun, error)
+
     def _blame(self, messages: Sequence[Any], error: Exception) -> None:
         """Tells the broker which of the messages has failed, and with what; the transaction is rolled back now."""
         fault, guilty = self._attempt.fault_of(error), self._attempt.guilty
@@ -427,12 +513,12 @@ class Worker:
         self._job.broker_excuses = self._job.broker_excuses or broker_excuses
         return broker_excuses
 
-    def _tell(self, what: str, *arguments: Any) -> Any:
+    def _tell(self, what: str, *arguments: Any, **named: Any) -> Any:
         method = getattr(self._session, what, None)
         if method is None:
             return _UNTOLD
         with suppress(Exception):  # the session may be what has failed; what counts is the error of the attempt
-            return method(*arguments)
+            return method(*arguments, **named)
         return _UNTOLD
 
     async def _put_away(self, messages: Sequence[Any]) -> None:
@@ -457,8 +543,7 @@ class Worker:
             await self._calls.put_off(session, message, self._job.later(message, wait_s))
 
     async def _release(self, messages: Sequence[Any]) -> None:
-        for message in messages:
-            self._session.release(message)
+        self._leave(messages, stay=False)
 
 
 def _end_in_fork(process: int, error: BaseException | None = None) -> None:

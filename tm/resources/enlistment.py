@@ -111,6 +111,11 @@ class Enlistments:
         enlistment = self._by_name.get(name)
         return None if enlistment is None else enlistment.session
 
+    @property
+    def sessions(self) -> list[Any]:
+        """The native interfaces of the resources that are associated."""
+        return [one.session for one in self._by_name.values() if one.session is not None]
+
     # --- begin and end of an association ------------------------------------------------------------------------
 
     def enlist(self, resource: Resource) -> Any:

@@ -154,6 +154,8 @@ class _TransactionOption:
         return type(value) if isinstance(value, Tx) else None
 
 
+BATCH: Final = 50
+"""How many messages of a consumer share a transaction, unless it says otherwise."""
 OPTIONS: Final[dict[str, Option]] = {
     "configuration": _ConfigurationOption(),
     "transaction": _TransactionOption(),
@@ -200,8 +202,10 @@ class App(Generic[Tx_co]):
     def consumer(
         self, queue: str, **settings: Unpack[ConsumerOptions]
     ) -> Callable[[Callable[P, R]], DeclaredConsumer[P, R]]:
-        """Declares a handler for the messages of a queue. `settings` are those of `ConsumerSettings`. What the function
-        gets is what its parameters declare: see `xabridge.app.typed_handler`."""
+        """Declares a handler for the messages of a queue. `settings` are those of `ConsumerSettings`, but that up to 50
+        messages share a transaction (`batch`). What the function gets is what its parameters declare: see
+        `xabridge.app.typed_handler`."""
+        settings.setdefault("batch", BATCH)
         checked = ConsumerSettings.of(queue, **settings)
         local = _locals_of_caller()
 

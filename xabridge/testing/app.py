@@ -26,6 +26,7 @@ from rm_amqp.message import read
 from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager, configuration_from
 from tm.consumer.failures import Failures
 from tm.consumer.one_pass import one_pass
+from tm.consumer.sharing import Sharing
 from tm.consumer.worker import TaskCalls, ThreadCalls, Worker
 from tm.log.factory import open_log
 from tm.resources import find_factory
@@ -209,7 +210,8 @@ class TestApp:
         consumer = self._consumer(queue)
         job = consumer.job
         calls = TaskCalls(asyncio.Event()) if consumer.is_async else ThreadCalls(threading.Event())
-        return await one_pass(Worker(0, job, calls), job.settings, job.timeout_s)
+        sharing = Sharing(job.settings, job.timeout_s, lambda: 0.0, usual_s=0.0)
+        return await one_pass(Worker(0, job, calls, sharing), job.settings, job.timeout_s)
 
     def _has_received(self, passed: SinglePassPorts) -> bool:
         """Whether there was anything; raises what the delivery has failed with."""

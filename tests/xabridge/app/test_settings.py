@@ -67,6 +67,7 @@ CASES: list[tuple[Callable[..., None], str, Any, str]] = [
     (consume, "workers", 2.0, "workers is 2.0: expected 1 to 1000, a whole number; did you mean workers=2?"),
     (consume, "workers", 2.5, "workers is 2.5: expected 1 to 1000, a whole number"),
     (consume, "batch", None, "batch is None: expected 1 to 500, a whole number"),
+    (consume, "share_s", 0, f"share_s is 0: {SECONDS}"),
     (consume, "takes", "batches", "takes is 'batches': expected 'message' or 'batch'; did you mean takes='batch'?"),
     (consume, "takes", ["batch"], "takes is ['batch']: expected 'message' or 'batch'"),
     (consume, "max_deliveries", [], "max_deliveries is []: expected 1 to 1000000, a whole number"),
