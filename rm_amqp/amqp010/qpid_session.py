@@ -79,8 +79,13 @@ class QpidSession:
     def put_back(self, messages: Sequence[Message], *, stay: bool = True) -> None:
         """They go back when the work ends: this client keeps none."""
         del stay
-        for message in messages:
-            self._decide(message, Outcome.PUT_BACK)
+
+        def put_back(work: Work) -> None:
+            work.put_back += [_held(work, message).transfer.number for message in messages]
+            for message in messages:
+                del work.held[id(message)]
+
+        self._run(put_back)
 
     def reject(self, message: Message) -> None:
         """Refused: this broker rejects outside of transactions, so that a message would be gone though the branch was

@@ -53,7 +53,6 @@ class Outcome(Enum):
 
     TAKE = "taken by the branch"
     RELEASE = "given back, as if it had not been received"
-    PUT_BACK = "given back, as if it had not been received, also where the work has failed"
     FAIL = "given back, as delivered in vain"
 
 
@@ -76,6 +75,8 @@ class Work:
     ended: bool = False
     held: dict[int, ReceivedMessage] = field(default_factory=dict)
     """By the identity of the application's message."""
+    put_back: list[int] = field(default_factory=list)
+    """The numbers of transfers that are given back, as if they had not been received, also where the work has failed."""
     sent: set[int] = field(default_factory=set)
     """The numbers of the transfers that are not known to be routed."""
     gathered: int = 0
@@ -164,9 +165,9 @@ class Work:
     def outcomes(self, *, fail: bool) -> Iterator[Command]:
         """What becomes of the received messages."""
         numbers: dict[Outcome, list[int]] = {outcome: [] for outcome in Outcome}
+        numbers[Outcome.RELEASE], self.put_back = self.put_back, []
         for held in self.held.values():
-            outcome = Outcome.FAIL if fail and held.outcome is not Outcome.PUT_BACK else held.outcome
-            numbers[outcome].append(held.transfer.number)
+            numbers[Outcome.FAIL if fail else held.outcome].append(held.transfer.number)
         for outcome, found in numbers.items():
             if not found:
                 continue
