@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from uuid import UUID
@@ -189,6 +190,9 @@ class Message:
         )
         if fields[1:] == _NO_PROPERTY_BUT_ID:
             return [_encoded_id(self.id)] if self.id is not None else []
+        kind = self.content_type
+        if type(kind) is str and fields[1:6] + fields[7:] == _NO_PROPERTY_BUT_ID[1:]:
+            return [_NULL if self.id is None else _encoded_id(self.id), *_encoded_content_type(kind)]
 
         return _trimmed(
             [convert(field) if field is not None else None for convert, field in zip(_KINDS, fields, strict=True)]
@@ -282,6 +286,7 @@ _KINDS: Final[tuple[Callable[[Any], Any], ...]] = (
     _as_text, Uint, _as_text,
 )  # fmt: skip
 """The types that the fields of the properties are sent as, in their order."""
+_NULL: Final = encode(None)
 _NO_PROPERTY_BUT_ID: Final = (None,) * (len(_KINDS) - 1)
 
 
@@ -289,6 +294,12 @@ def _encoded_id(value: Any) -> bytes:
     if type(value) is str and len(octets := value.encode()) < 256:
         return b"\xa1" + _OCTET[len(octets)] + octets
     return encode(_as_id(value))
+
+
+@lru_cache(maxsize=100)
+def _encoded_content_type(content_type: str) -> list[bytes]:
+    """The fields from behind the id up to this one."""
+    return [*[_NULL] * 5, encode(Symbol(content_type))]
 
 
 def _trimmed(fields: list[Any]) -> list[bytes]:

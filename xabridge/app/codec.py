@@ -53,7 +53,7 @@ class JsonCodec:
             import msgspec  # noqa: PLC0415 — the maker of the value has loaded it
 
             return msgspec.json.encode(value)
-        return json.dumps(value, default=_as_json, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return _encode(value).encode()
 
     def decode(self, octets: bytes, wanted: Any) -> Any:
         read = _json_reader(wanted)
@@ -85,6 +85,9 @@ def _as_json(value: Any) -> Any:
     )
 
 
+_encode: Final = json.JSONEncoder(
+    default=_as_json, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+).encode
 _WRITTEN: Final[tuple[tuple[Any, Callable[[Any], Any]], ...]] = (
     (Enum, lambda value: value.value),
     ((datetime, date, time), lambda value: value.isoformat()),
