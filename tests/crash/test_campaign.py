@@ -7,6 +7,7 @@ XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which; XABRIDGE_PO
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import chdir
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from bench.crash.campaign import Campaign
 from bench.crash.faults import NAMED, SHARED, Fault, Setup
-from bench.crash.ledger import compare
+from bench.crash.ledger import Shop, compare
 from bench.crash.stage import WORKER, Stage
 from tests.memory_disk import new_folder
 from tests.simulation.seeds import EVERY_POINT, ROUNDS, SEED
@@ -92,6 +93,8 @@ def test_a_share_makes_no_dead_letter() -> None:
         campaign = Campaign(stage)
         campaign.named([(Setup("two-phase", batch=50), faults if EVERY_POINT else faults[:4])])
         assert campaign.tally.violations == []
+        shares = Counter(attempt for _, attempt in Shop(stage._databases["postgresql"]).rows("invoices-1"))
+        assert max(shares.values()) > 1
 
 
 @pytest.mark.slow
