@@ -30,14 +30,14 @@ class Health(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: what was `found` ("max_prepared_transactions is 0"), and where it is not OK, the repair: `mend` ("set
+    """One check: what was `found` ("max_prepared_transactions is 0"), and where it is not OK, the `advice` ("set
     it to at least 40 and restart PostgreSQL"). `subject` names what was looked at, in a word or two, and stays the same
     from one version to the next, for scripts. `found` may quote a server: passwords in it are masked."""
 
     health: Health
     subject: str
     found: str
-    mend: str = ""
+    advice: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "found", masked(self.found))

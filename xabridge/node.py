@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING, Any, Final
 from xa.telemetry.endpoint import JSON, Answer
 from xabridge.operations import survey_json
 from xabridge.operations.progress import silent
-from xabridge.operations.service import DOING, RECOVER, ActRefused, AnswerUnavailable, OperatorRequest, OperatorService
+from xabridge.operations.service import (
+    DOING,
+    RECOVER,
+    ActionRefused,
+    AnswerUnavailable,
+    OperatorRequest,
+    OperatorService,
+)
 from xabridge.operations.site import RunningNode
 from xabridge.operations.survey import survey
 
@@ -83,10 +90,10 @@ class NodePages:
 
     @property
     def operations(self) -> OperatorService:
-        """What does it; made when somebody asks first, because the manager is not complete before. ActRefused: the
+        """What does it; made when somebody asks first, because the manager is not complete before. ActionRefused: the
         manager is closing."""
         if self._closed:
-            raise ActRefused("nothing was done: this process is ending")
+            raise ActionRefused("nothing was done: this process is ending")
         if self._operations is None:
             self._operations = OperatorService(RunningNode(self._manager, silent()), self._clock)
         return self._operations
@@ -97,7 +104,7 @@ class NodePages:
             return self._in_doubt_answer
         try:
             seen = await self.operations.look()
-        except (ActRefused, AnswerUnavailable) as error:
+        except (ActionRefused, AnswerUnavailable) as error:
             return _answer(503, {"why": str(error)})
         began = time.thread_time()
         live = [one.gtrid.hex() for one in self._manager.live if not one.waits][:LIVE]
@@ -115,7 +122,7 @@ class NodePages:
             return _answer(400, {"why": f"this asks for nothing that can be done: {error}"})
         try:
             choice = await self.operations.choose(wanted)
-        except (ActRefused, AnswerUnavailable) as error:
+        except (ActionRefused, AnswerUnavailable) as error:
             return _answer(409, {"why": str(error)})
 
         ticket = self._ticket_for(wanted, choice.shown)
@@ -159,7 +166,7 @@ class NodePages:
         try:
             self._in_doubt_answer = None
             said = await self.operations.carry_out(wanted, ticket.shown, heuristic=heuristic)
-        except ActRefused as error:
+        except ActionRefused as error:
             _audit(who, "refused", about, why=str(error))
             return {"state": "refused", "why": str(error)}
         except AnswerUnavailable as error:

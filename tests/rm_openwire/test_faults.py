@@ -238,7 +238,7 @@ def test_tls_and_what_doctor_says_of_queues_that_go_by_themselves(tmp_path: Path
         assert client.look("q") == ["x" * 200_000]
         checks = {check.subject: check for check in client.rm.diagnose(client.url).checks}
         assert checks["queues"].health is Health.WARN
-        assert "auto-delete-queues" in checks["queues"].mend
+        assert "auto-delete-queues" in checks["queues"].advice
         client.rm.drop()
         stranger = OpenWireResource()
         for wrong in (url, f"{broker.url}?timeout=2"):

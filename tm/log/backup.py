@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tm.log.log_folder import Files
-    from tm.log.segment import Contents
+    from tm.log.segment import SegmentContents
     from tm.log.state import LogState
 
 
@@ -58,10 +58,10 @@ def back_up(
     return BackUp(header.node, header.log_id, len(state.decisions), len(state.heuristics), state.incarnations.cut)
 
 
-def _read(files: Files) -> tuple[Contents, LogState]:
+def _read(files: Files) -> tuple[SegmentContents, LogState]:
     """Steps 1 and 2."""
 
-    def forced(contents: Contents, state: LogState) -> tuple[Contents, LogState]:
+    def forced(contents: SegmentContents, state: LogState) -> tuple[SegmentContents, LogState]:
         current = files.open(segment_name(contents.header.generation))
         try:
             current.force()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tm.log.incarnations import Incarnations
-    from tm.log.segment import Contents
+    from tm.log.segment import SegmentContents
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
     LogError when it can't be read."""
     files = files or PosixFiles(directory)
 
-    def image(contents: Contents, state: LogState) -> LogImage:
+    def image(contents: SegmentContents, state: LogState) -> LogImage:
         header = contents.header
         return LogImage(
             header.node,
@@ -69,7 +69,7 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
         return read_newest(files, image)
 
 
-def read_newest(files: Files, look: Callable[[Contents, LogState], T]) -> T:
+def read_newest(files: Files, look: Callable[[SegmentContents, LogState], T]) -> T:
     """Steps 1 to 3: what `look` makes of the newest segment and of the state that it leads to. It is called before the
     segment is known to have kept its name; FileNotFoundError from it means that it has not. LogMissing, LogDamaged."""
     damage = ""

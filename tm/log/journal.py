@@ -36,8 +36,8 @@ from tm.log.segment import (
     FRAME_OVERHEAD,
     HEADER_SIZE,
     VERSION,
-    Contents,
     Header,
+    SegmentContents,
     SegmentDamaged,
     SegmentOfOtherVersion,
     encode_frame,
@@ -292,7 +292,7 @@ def segment_generations(names: Iterable[str]) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := _SEGMENT.fullmatch(name)))
 
 
-def read_current(files: Files, generation: int, state: LogState) -> Contents:
+def read_current(files: Files, generation: int, state: LogState) -> SegmentContents:
     """Reads the segment `generation` and applies its records to `state`. LogDamaged says file and offset; LogError:
     another version has written it."""
     name = segment_name(generation)

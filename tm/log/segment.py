@@ -95,7 +95,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class SegmentContents:
     """The contents of a segment: the payloads of its frames, and where the last of them ends."""
 
     header: Header
@@ -145,7 +145,7 @@ def encode_frame(mark: bytes, offset: int, payload: bytes) -> bytes:
     return b"".join((head, _CHECK.pack(zlib.crc32(payload, zlib.crc32(head))), payload))
 
 
-def read_segment(octets: bytes) -> Contents:
+def read_segment(octets: bytes) -> SegmentContents:
     """The contents of the segment whose file holds `octets`; SegmentDamaged as the module's docstring says,
     SegmentOfOtherVersion."""
     header = decode_header(octets)
@@ -161,7 +161,7 @@ def read_segment(octets: bytes) -> Contents:
     later = _next_frame(octets, at, header.mark)
     if later is not None:
         raise SegmentDamaged(at, f"no frame is valid here, but one at {later}, which was written after this was forced")
-    return Contents(header, tuple(payloads), at)
+    return SegmentContents(header, tuple(payloads), at)
 
 
 def _payload(octets: bytes, at: int, mark: bytes) -> bytes | None:

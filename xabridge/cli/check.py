@@ -31,7 +31,7 @@ from xabridge.cli.doctor import lines, value_of
 from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
 from xabridge.exit_codes import Exit
-from xabridge.operations.diagnosis import Examined, content_of, nowhere_decided
+from xabridge.operations.diagnosis import SubjectCheck, content_of, nowhere_decided
 from xabridge.operations.progress import Progress
 from xabridge.operations.recovery_pass import expectation
 from xabridge.operations.scan import ScannedResource
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
     from dtx.store.sql.inspection import StoreImage
     from tm.config import Configuration
-    from xabridge.operations.recovery_pass import Expected
+    from xabridge.operations.recovery_pass import PassPreview
     from xabridge.operations.scan import ScannedSite
     from xabridge.operations.survey import BranchView, Survey, TransactionView
 
 SUMMARY: Final = "look whether restored logs, stores and databases fit together, before they are started"
 MOST: Final = 50
-"""So many transactions are told one by one."""
+"""So many transactions are shown one by one."""
 APART_S: Final = 1.0
 """Parts whose times are no farther apart than this are of one moment."""
 NOTED_S: Final = 2.0
@@ -61,7 +61,7 @@ LOG_NOTED_S: Final = 10.0
 DECIDER_NOTED_S: Final = LEASE_S / RENEWALS
 """And so does a resource that decides."""
 LOG: Final = "the log"
-UNTOLD: Final = "it can't be told to the second"
+INEXACT: Final = "it is not known to the second"
 LOST: Final = (
     "what was committed in between is not in it: messages that were taken then come again, and those that were sent "
     "then are missing"
@@ -73,7 +73,7 @@ NOT_COMPARED: Final = "not compared"
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ContentTime:
     """The time of a part of the set: its content is from between `earliest_s` and `latest_s`, and it was at work at
     `worked_s`. `is_copy`: it is a copy that was made then, so that it lacks what came later; of other parts it is known
     when they were changed last, and they may have been at rest since."""
@@ -129,8 +129,8 @@ def run(arguments: Namespace) -> int:
     print(f"{several(len(found), 'check')}: " + ", ".join(f"{counts[health]} {health.value}" for health in Health))
     if failed:
         print("it does not fit together: start no manager before that is settled")
-    elif any(examined.check.found.endswith(UNTOLD) for examined in found):
-        print("nothing is found that does not fit together; not every age can be told to the second")
+    elif any(examined.check.found.endswith(INEXACT) for examined in found):
+        print("nothing is found that does not fit together; not every age is known to the second")
     elif any(examined.check.health is Health.WARN for examined in found):
         print("nothing is found that does not fit together, but look at the warnings")
     elif any(examined.check.subject == NOT_COMPARED for examined in found):
@@ -143,7 +143,7 @@ def run(arguments: Namespace) -> int:
 # --- the parts --------------------------------------------------------------------------------------------------------
 
 
-def _examine(configuration: Configuration, urls: Mapping[str, str], progress: Progress) -> Iterator[Examined]:
+def _examine(configuration: Configuration, urls: Mapping[str, str], progress: Progress) -> Iterator[SubjectCheck]:
     """Every check."""
     others = dict(configuration.resources)
     for name in urls:
@@ -152,19 +152,19 @@ def _examine(configuration: Configuration, urls: Mapping[str, str], progress: Pr
     images: dict[str, StoreImage] = {}
     with Site(replace(configuration, resources=others), progress) as site:
         if configuration.log is not None:
-            yield Examined("log", content_of(configuration.log, configuration.node, missing=Health.FAIL))
+            yield SubjectCheck("log", content_of(configuration.log, configuration.node, missing=Health.FAIL))
         elif not any(resource.decides for resource in site.resources.values()):
-            yield Examined("log", nowhere_decided())
+            yield SubjectCheck("log", nowhere_decided())
         for name, url in urls.items():
             image, checks = _store(url)
-            yield from (Examined(name, check) for check in checks)
+            yield from (SubjectCheck(name, check) for check in checks)
             if image is not None:
                 images[name] = image
         seen = _with_stores(site.look(), images, configuration)
         expected = expectation(site, seen)
 
     for name, why in seen.unreachable.items():
-        yield Examined(name, Check(Health.FAIL, "in doubt", f"it can't be asked: {masked(why)}", "start it"))
+        yield SubjectCheck(name, Check(Health.FAIL, "in doubt", f"it can't be asked: {masked(why)}", "start it"))
     moments = {name: _moment_of(image) for name, image in images.items()}
     deciding = _deciding(configuration, seen)
     carried_out = seen.log.carried_out if isinstance(seen.log, LogImage) else {}
@@ -205,9 +205,9 @@ def _store(url: str) -> tuple[StoreImage | None, list[Check]]:
         what = f"a copy, made {_shown(image.copied_ms / 1000)}"
     else:
         what = f"as its broker left it, last at work {_shown(image.last_ms / 1000)}" if image.last_ms else "never used"
-    told = f"opened {several(image.openings, 'time')}, {what}; {several(len(image.branches), 'branch')} in doubt"
+    found = f"opened {several(image.openings, 'time')}, {what}; {several(len(image.branches), 'branch')} in doubt"
     if not image.faults:
-        return image, [Check(Health.OK, "store", told)]
+        return image, [Check(Health.OK, "store", found)]
     return image, [Check(Health.FAIL, "store", fault, "restore it from another copy") for fault in image.faults]
 
 
@@ -241,40 +241,40 @@ def _scanned(image: StoreImage) -> ScannedResource:
 # --- times ------------------------------------------------------------------------------------------------------------
 
 
-def _moment_of(image: StoreImage) -> Moment:
+def _moment_of(image: StoreImage) -> ContentTime:
     last_s = image.last_ms / 1000
     if image.copied_ms is not None:
-        return Moment(image.copied_ms / 1000, image.copied_ms / 1000, last_s, is_copy=True)
-    return Moment(last_s, last_s + NOTED_S, last_s)
+        return ContentTime(image.copied_ms / 1000, image.copied_ms / 1000, last_s, is_copy=True)
+    return ContentTime(last_s, last_s + NOTED_S, last_s)
 
 
-def _deciding(configuration: Configuration, seen: ScannedSite) -> dict[str, Moment]:
+def _deciding(configuration: Configuration, seen: ScannedSite) -> dict[str, ContentTime]:
     """The times of what keeps decisions, as far as it is known: of the log, and of resources that decide."""
     deciding = {
-        name: Moment(worked_s, worked_s + DECIDER_NOTED_S, worked_s) for name, worked_s in seen.worked_at.items()
+        name: ContentTime(worked_s, worked_s + DECIDER_NOTED_S, worked_s) for name, worked_s in seen.worked_at.items()
     }
     log = _moment_of_log(configuration)
     if seen.log is not None and not isinstance(seen.log, LogError) and seen.log.worked_at is not None:
         worked_s = seen.log.worked_at
-        log = Moment(worked_s, worked_s + LOG_NOTED_S, worked_s)
+        log = ContentTime(worked_s, worked_s + LOG_NOTED_S, worked_s)
     return deciding if log is None else {LOG: log, **deciding}
 
 
-def _moment_of_log(configuration: Configuration) -> Moment | None:
+def _moment_of_log(configuration: Configuration) -> ContentTime | None:
     """When a log in files was written last, as far as its files tell; None for others."""
     try:
         folder = folder_of(configuration.log) if configuration.log is not None else None
         written = [] if folder is None else [file.stat().st_mtime for file in folder.glob("segment-*")]
     except (ValueError, OSError):  # which the check of the log says
         return None
-    return Moment(max(written), max(written), max(written)) if written else None
+    return ContentTime(max(written), max(written), max(written)) if written else None
 
 
-def _is_older(at: Moment, log: Moment) -> bool:
+def _is_older(at: ContentTime, log: ContentTime) -> bool:
     return at.latest_s + APART_S < log.earliest_s
 
 
-def _lacking(moments: Mapping[str, Moment], carried_out: Mapping[str, float]) -> Iterator[Examined]:
+def _lacking(moments: Mapping[str, ContentTime], carried_out: Mapping[str, float]) -> Iterator[SubjectCheck]:
     """The stores that lack what was carried out there, as the log knows."""
     for name, at in moments.items():
         latest_s = carried_out.get(name)
@@ -283,42 +283,42 @@ def _lacking(moments: Mapping[str, Moment], carried_out: Mapping[str, float]) ->
                 f"older than the log, which has carried out a decision of {_shown(latest_s)} there: "
                 f"{age(latest_s - at.latest_s)} later at least"
             )
-            mend = f"{LOST}. Restore the set from one point; or the clocks of the two machines differ by that much"
-            yield Examined(name, Check(Health.FAIL, "age", found, mend))
+            advice = f"{LOST}. Restore the set from one point; or the clocks of the two machines differ by that much"
+            yield SubjectCheck(name, Check(Health.FAIL, "age", found, advice))
 
 
-def _ages(deciding: Mapping[str, Moment], moments: Mapping[str, Moment]) -> Iterator[Examined]:
+def _ages(deciding: Mapping[str, ContentTime], moments: Mapping[str, ContentTime]) -> Iterator[SubjectCheck]:
     pairs = [(*part, *decider) for part in moments.items() for decider in deciding.items()]
 
     for name, at, what, log in pairs:
         if _is_older(at, log) and at.is_copy:
             found = f"older than {what}, by {age(log.earliest_s - at.latest_s)} at least"
-            yield Examined(name, Check(Health.WARN, "age", found, LOST))
+            yield SubjectCheck(name, Check(Health.WARN, "age", found, LOST))
         elif _is_older(at, log):
             found = (
                 f"changed last {age(log.earliest_s - at.latest_s)} or more before {what} was: older, or at rest since"
             )
-            yield Examined(name, Check(Health.WARN, "age", found, f"if it is an older copy, {LOST}"))
+            yield SubjectCheck(name, Check(Health.WARN, "age", found, f"if it is an older copy, {LOST}"))
         elif log.latest_s + APART_S < at.worked_s:
             found = f"newer than {what} was last written, by {age(at.worked_s - log.latest_s)}"
-            mend = f"if {what} is an older copy, it lacks what was decided since: put the newest one in its place"
-            yield Examined(name, Check(Health.WARN, "age", found, mend))
+            advice = f"if {what} is an older copy, it lacks what was decided since: put the newest one in its place"
+            yield SubjectCheck(name, Check(Health.WARN, "age", found, advice))
         elif at.earliest_s + APART_S < log.latest_s:
-            found = f"older than {what} or not, by {age(log.latest_s - at.earliest_s)} at most: {UNTOLD}"
-            mend = "it is sure of a set that was copied at rest, or in one snapshot"
-            yield Examined(name, Check(Health.WARN, "age", found, mend))
+            found = f"older than {what} or not, by {age(log.latest_s - at.earliest_s)} at most: {INEXACT}"
+            advice = "it is sure of a set that was copied at rest, or in one snapshot"
+            yield SubjectCheck(name, Check(Health.WARN, "age", found, advice))
         else:
-            yield Examined(name, Check(Health.OK, "age", f"of about the same time as {what}"))
+            yield SubjectCheck(name, Check(Health.OK, "age", f"of about the same time as {what}"))
 
 
-def _not_compared(seen: ScannedSite, moments: Mapping[str, Moment]) -> Iterator[Examined]:
+def _not_compared(seen: ScannedSite, moments: Mapping[str, ContentTime]) -> Iterator[SubjectCheck]:
     """The resources that were asked, whose age is not known."""
     asked = [name for name in seen.scanned if name not in moments and name not in seen.deciding]
     if asked:
         names = listed([escaped(name) for name in asked])
         found = f"{names}: asked for what is in doubt; how old the data is, is not known"
         advice = "compare a broker before it is started, by its store: --store NAME=URL"
-        yield Examined("age", Check(Health.OK, NOT_COMPARED, found, advice))
+        yield SubjectCheck("age", Check(Health.OK, NOT_COMPARED, found, advice))
 
 
 def _shown(seconds: float) -> str:
@@ -328,21 +328,21 @@ def _shown(seconds: float) -> str:
 # --- transactions -----------------------------------------------------------------------------------------------------
 
 
-def _transactions(found: Survey, older: set[str]) -> Iterator[Examined]:
+def _transactions(found: Survey, older: set[str]) -> Iterator[SubjectCheck]:
     if found.log_trouble is not None:
-        return  # which was told
+        return  # the check of the log has said so
     views = [view for view in found.transactions if view.in_doubt]
     if not views:
-        yield Examined("branches", Check(Health.OK, "in doubt", "nothing is in doubt"))
-    told = [_transaction(view, older) for view in views]
-    told.sort(key=lambda examined: examined.check.health is not Health.FAIL)
-    yield from told[:MOST]
-    rest = Counter(examined.check.health for examined in told[MOST:])
+        yield SubjectCheck("branches", Check(Health.OK, "in doubt", "nothing is in doubt"))
+    examined_views = [_transaction(view, older) for view in views]
+    examined_views.sort(key=lambda examined: examined.check.health is not Health.FAIL)
+    yield from examined_views[:MOST]
+    rest = Counter(examined.check.health for examined in examined_views[MOST:])
     for health, count in rest.items():
-        yield Examined("branches", Check(health, "in doubt", f"{several(count, 'more transaction')}", "use --json"))
+        yield SubjectCheck("branches", Check(health, "in doubt", f"{several(count, 'more transaction')}", "use --json"))
 
 
-def _transaction(view: TransactionView, older: set[str]) -> Examined:
+def _transaction(view: TransactionView, older: set[str]) -> SubjectCheck:
     there = [branch for branch in view.branches if branch.state in WAITING and branch.noted is None]
     completed = [branch.resource for branch in view.in_doubt if branch.noted is not None or branch.outcome is not None]
     where = listed([_held_on(branch) for branch in there])
@@ -356,37 +356,37 @@ def _transaction(view: TransactionView, older: set[str]) -> Examined:
         lacking = [resource for resource in missing if resource in older]
         what = f"{name}: decided" + (f"; recovery commits it on {where}" if there else "") + on_its_own
         if lacking:
-            mend = (
+            advice = (
                 f"nothing of it is on {listed(lacking)}, which may be older than the log: if it was not committed "
                 "there before, its work is lost there. Restore the set from one point, or do that work again"
             )
-            return _told(Health.FAIL, what, mend)
-        return _told(sound, what, look)
+            return _of_transactions(Health.FAIL, what, advice)
+        return _of_transactions(sound, what, look)
     if view.decision is DecisionKnowledge.NONE:
         what = f"{name}: not decided; recovery rolls it back on {where}{on_its_own}"
         old = [branch.resource for branch in there if branch.resource in older]
         if old:
-            mend = (
+            advice = (
                 f"{listed(old)} may be older than the log, which forgets a decision that was carried out. If it was "
                 "committed in between, a rollback splits it: compare the data, then xabridge recover rollback, or "
                 "commit with --heuristic, or restore the set from one point"
             )
-            return _told(Health.FAIL, what, mend)
-        return _told(sound, what, look)
+            return _of_transactions(Health.FAIL, what, advice)
+        return _of_transactions(sound, what, look)
     if view.decision is DecisionKnowledge.ENDED:
-        return _told(Health.WARN, f"{name}: {view.why}", look)
+        return _of_transactions(Health.WARN, f"{name}: {view.why}", look)
 
     if view.finished_before:
-        mend = (
+        advice = (
             "restore the set from one point. Or look what became of it on the other resources, and do the same here: "
             f"{by_hand(name)}"
         )
-        return _told(Health.FAIL, f"{name}: left alone on {where}: {view.why}", mend)
-    mend = (
+        return _of_transactions(Health.FAIL, f"{name}: left alone on {where}: {view.why}", advice)
+    advice = (
         "restore the log that has its decision, start the node whose it is, or decide by hand, the same on every "
         f"resource: xabridge recover show {name}"
     )
-    return _told(Health.FAIL, f"{name}: left alone on {where}: {view.why}", mend)
+    return _of_transactions(Health.FAIL, f"{name}: left alone on {where}: {view.why}", advice)
 
 
 def _held_on(branch: BranchView) -> str:
@@ -394,18 +394,18 @@ def _held_on(branch: BranchView) -> str:
     return escaped(branch.resource) + (f" ({what})" if what else "")
 
 
-def _told(health: Health, found: str, mend: str = "") -> Examined:
-    return Examined("branches", Check(health, "in doubt", found, mend))
+def _of_transactions(health: Health, found: str, advice: str = "") -> SubjectCheck:
+    return SubjectCheck("branches", Check(health, "in doubt", found, advice))
 
 
-def _decisions(seen: ScannedSite, expected: Expected, older: set[str]) -> Iterator[Examined]:
+def _decisions(seen: ScannedSite, expected: PassPreview, older: set[str]) -> Iterator[SubjectCheck]:
     """Decisions of which no branch is found anywhere, and what is known of their branches."""
     advice = "look at them: xabridge recover run --dry-run. Restore the set from one point, or do that work again"
     for said in expected.not_carried_out[:MOST]:
-        yield Examined("decisions", Check(Health.FAIL, "outcomes", said, advice))
+        yield SubjectCheck("decisions", Check(Health.FAIL, "outcomes", said, advice))
     if len(expected.not_carried_out) > MOST:
         more = several(len(expected.not_carried_out) - MOST, "more branch")
-        yield Examined("decisions", Check(Health.FAIL, "outcomes", f"{more} like these", advice))
+        yield SubjectCheck("decisions", Check(Health.FAIL, "outcomes", f"{more} like these", advice))
 
     shown = {view.gtrid for view in expected.found.transactions if view.in_doubt}
     logged = seen.log.decisions if isinstance(seen.log, LogImage) else ()
@@ -417,14 +417,14 @@ def _decisions(seen: ScannedSite, expected: Expected, older: set[str]) -> Iterat
     lacking = sorted(older & {branch.resource for decision in gone for branch in decision.branches})
     what = f"{several(len(gone), 'decision')} of which no branch is found"
     if lacking:
-        mend = (
+        advice = (
             f"{listed(lacking)} may be older than the log: what was not committed there before is lost there. Restore "
             "the set from one point, or do that work again"
         )
-        yield Examined("decisions", Check(Health.FAIL, "decisions", what, mend))
+        yield SubjectCheck("decisions", Check(Health.FAIL, "decisions", what, advice))
         return
     known = expected.known_committed
     if known:
         what += f"; {several(known, 'branch')} known to be committed"
     why = "what is not known was carried out before, or by hand, or lost on a resource that is older"
-    yield Examined("decisions", Check(Health.OK, "decisions", f"{what}: {why}"))
+    yield SubjectCheck("decisions", Check(Health.OK, "decisions", f"{what}: {why}"))

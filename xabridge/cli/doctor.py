@@ -1,5 +1,5 @@
 """`xabridge doctor`: looks whether what a transaction manager needs is there and does what it must, and says how to
-mend what is not. It changes nothing but a file of its own in the log's folder, which it removes again.
+repair what is not. It changes nothing but a file of its own in the log's folder, which it removes again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xabridge.cli.outbox_checks import examine_outbox
 from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
 from xabridge.exit_codes import Exit
-from xabridge.operations.diagnosis import Examined, examine_log, examine_site, examine_survey, silent
+from xabridge.operations.diagnosis import SubjectCheck, examine_log, examine_site, examine_survey, silent
 from xabridge.operations.progress import Progress
 from xabridge.operations.recovery_pass import expectation
 from xabridge.operations.site import Site
@@ -46,7 +46,7 @@ def run(arguments: Namespace) -> int:
     """Prints the checks; the exit code."""
     set_up_logging(verbose=arguments.verbose)
     progress = Progress(sys.stderr, quiet=arguments.verbose)
-    found: list[Examined] = []
+    found: list[SubjectCheck] = []
     for examined in _examine(arguments.config, progress):
         found.append(examined)
         if not arguments.json:
@@ -60,20 +60,20 @@ def run(arguments: Namespace) -> int:
     return Exit.FAILED if failed else Exit.DONE
 
 
-def _examine(path: str, progress: Progress) -> Iterator[Examined]:
+def _examine(path: str, progress: Progress) -> Iterator[SubjectCheck]:
     """Every check, in the order in which one depends on the other."""
     try:
         configuration = configuration_from(path)
     except ConfigurationError as error:
-        yield Examined(
+        yield SubjectCheck(
             "config", Check(Health.FAIL, "configuration", str(error), "correct the file, then run doctor again")
         )
         return
     try:
         site = Site(configuration, progress)
     except ConfigurationError as error:
-        mend = "correct the file, or install the package of the resource manager, then run doctor again"
-        yield Examined("config", Check(Health.FAIL, "configuration", f"{path}: {error}", mend))
+        advice = "correct the file, or install the package of the resource manager, then run doctor again"
+        yield SubjectCheck("config", Check(Health.FAIL, "configuration", f"{path}: {error}", advice))
         return
 
     with site:
@@ -81,26 +81,26 @@ def _examine(path: str, progress: Progress) -> Iterator[Examined]:
         yield from examine_log(configuration, [name for name, held in site.resources.items() if held.decides])
         diagnosed = examine_site(site, progress)
         for name, examined in diagnosed.items():
-            yield from (Examined(name, check) for check in examined.checks)
+            yield from (SubjectCheck(name, check) for check in examined.checks)
         yield from examine_outbox(path)
         try:
             expected = expectation(site, site.look(silent(diagnosed)))
         except ConfigurationError:
-            return  # the log's URL names no log, which the check of the log has told
+            return  # the log's URL names no log, which the check of the log has said
         yield from examine_survey(expected, diagnosed, has_log=configuration.log is not None)
 
 
-def _configured(path: str, configuration: Configuration, site: Site) -> Examined:
+def _configured(path: str, configuration: Configuration, site: Site) -> SubjectCheck:
     managers = several(len(site.resources), "resource manager")
     if not site.resources:
-        mend = 'name what takes part: [resources], then name = "url"'
-        check = Check(Health.WARN, "configuration", f"{path}: node {configuration.node}, {managers}", mend)
+        advice = 'name what takes part: [resources], then name = "url"'
+        check = Check(Health.WARN, "configuration", f"{path}: node {configuration.node}, {managers}", advice)
     else:
         check = Check(Health.OK, "configuration", f"{path}: node {configuration.node}, {managers}")
-    return Examined("config", check)
+    return SubjectCheck("config", check)
 
 
-def lines(examined: Examined) -> Iterator[str]:
+def lines(examined: SubjectCheck) -> Iterator[str]:
     """One check for people, in 80 columns."""
     check = examined.check
     subject = escaped(examined.subject)
@@ -109,7 +109,7 @@ def lines(examined: Examined) -> Iterator[str]:
     if len(subject) > 10:
         yield head
         head = margin
-    for first, text in ((head, check.found), (margin, check.mend)):
+    for first, text in ((head, check.found), (margin, check.advice)):
         if text:
             yield from textwrap.wrap(
                 escaped(text), NARROW, initial_indent=first, subsequent_indent=margin, break_long_words=False,
@@ -117,7 +117,7 @@ def lines(examined: Examined) -> Iterator[str]:
             )  # fmt: skip
 
 
-def value_of(examined: Examined) -> dict[str, Any]:
+def value_of(examined: SubjectCheck) -> dict[str, Any]:
     """One check for programs."""
     check = examined.check
     return {
@@ -125,5 +125,5 @@ def value_of(examined: Examined) -> dict[str, Any]:
         "of": examined.subject,
         "check": check.subject,
         "found": check.found,
-        "mend": check.mend,
+        "mend": check.advice,
     }

@@ -10,7 +10,7 @@ from xa.configuration import read_file
 from xa.diagnosis import Check, Health
 from xa.open_string import shown
 from xa.secrets import masked
-from xabridge.operations.diagnosis import Examined
+from xabridge.operations.diagnosis import SubjectCheck
 from xabridge.text import age, several
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SUBJECT: Final = "outbox"
 
 
-def examine_outbox(path: str) -> Iterator[Examined]:
+def examine_outbox(path: str) -> Iterator[SubjectCheck]:
     """What a relay needs; nothing where the file has no such table. It changes nothing."""
     if SUBJECT not in read_file(path).content:
         return
@@ -30,10 +30,10 @@ def examine_outbox(path: str) -> Iterator[Examined]:
 
         config = OutboxConfig.read(path)
     except ConfigurationError as error:
-        yield Examined(SUBJECT, Check(Health.FAIL, "configuration", str(error), "correct [outbox]"))
+        yield SubjectCheck(SUBJECT, Check(Health.FAIL, "configuration", str(error), "correct [outbox]"))
         return
-    yield Examined(SUBJECT, _broker(config))
-    yield Examined(SUBJECT, _database(config))
+    yield SubjectCheck(SUBJECT, _broker(config))
+    yield SubjectCheck(SUBJECT, _database(config))
 
 
 def _broker(config: OutboxConfig) -> Check:

@@ -17,7 +17,7 @@ from xabridge.cli.recover_actions import act, end
 from xabridge.cli.recover_views import list_transactions, show_transactions, watch_transactions
 from xabridge.cli.tables import MOST
 from xabridge.exit_codes import Exit
-from xabridge.operations.branch_completion import HELD, Act
+from xabridge.operations.branch_completion import HELD, OperatorAction
 from xabridge.operations.progress import Progress
 from xabridge.operations.recovery_pass import expectation, expected, one_pass, report_lines, troubles
 from xabridge.operations.site import Site
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tm.log import DecisionLog
     from tm.recovery import Report
-    from xabridge.operations.recovery_pass import Expected
+    from xabridge.operations.recovery_pass import PassPreview
 
 SUMMARY: Final = "show and resolve transactions that are in doubt"
 _EXITS: Final = """
@@ -76,9 +76,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "when the copy was made (repeatable)",
     )  # fmt: skip
     for wanted, summary in (
-        (Act.COMMIT, "commit branches in doubt"),
-        (Act.ROLLBACK, "roll back branches in doubt"),
-        (Act.FORGET, "forget branches that were completed by hand"),
+        (OperatorAction.COMMIT, "commit branches in doubt"),
+        (OperatorAction.ROLLBACK, "roll back branches in doubt"),
+        (OperatorAction.FORGET, "forget branches that were completed by hand"),
     ):
         doing = action(wanted.value, summary, act)
         doing.set_defaults(act=wanted)
@@ -159,7 +159,7 @@ def run(arguments: Namespace) -> int:
 
 
 def set_up_logging(*, verbose: bool, log_format: str = TEXT) -> None:
-    """What goes on is told in the command's own words; the log lines of the library only on request."""
+    """The command reports what goes on in its own words; the log lines of the library only on request."""
     library = logging.getLogger("xabridge")
     library.propagate = verbose
     if verbose:
@@ -203,7 +203,7 @@ def _trust(log: DecisionLog | None, incarnation: bytes) -> None:
     log.trust(incarnation)
 
 
-def _dry_run(what: Expected, *, as_text: bool, most: int | None) -> Exit:
+def _dry_run(what: PassPreview, *, as_text: bool, most: int | None) -> Exit:
     found = what.found
     if as_text:
         for line in (*expected(what, most), *troubles(found)):

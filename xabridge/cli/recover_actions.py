@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from xabridge.operations.branch_completion import BranchResult
-    from xabridge.operations.decision_end import Ending
+    from xabridge.operations.decision_end import DecisionEnding
     from xabridge.operations.progress import Progress
     from xabridge.operations.site import Site
 
@@ -153,7 +153,7 @@ def end(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     return Exit.DONE if result.ended else Exit.FAILED
 
 
-def _not_ended(arguments: Namespace, ending: Ending, why: str) -> Exit:
+def _not_ended(arguments: Namespace, ending: DecisionEnding, why: str) -> Exit:
     _tell(arguments, result_value(ending, Result(trouble=f"nothing was done: {why}")))
     return Exit.REFUSED
 

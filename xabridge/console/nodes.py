@@ -27,7 +27,7 @@ from anyio.to_thread import run_sync
 from xabridge.console.brokers import BrokerProblem, BrokerUnreachable, RequestRefused, ResultUnknown
 from xabridge.http_deadline import within
 from xabridge.operations import survey_json
-from xabridge.operations.service import Choice, said_of
+from xabridge.operations.service import ProposedAction, said_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -186,7 +186,7 @@ class NodeLink:
         """Whether the console has what lets it act there."""
         return bool(self.watched.act_token)
 
-    async def choose(self, wanted: OperatorRequest) -> tuple[Choice, str]:
+    async def choose(self, wanted: OperatorRequest) -> tuple[ProposedAction, str]:
         """What it would do there now, and the ticket with which it is done. BrokerUnreachable: nothing came;
         RequestRefused."""
         return await run_sync(self._choose, wanted)
@@ -230,7 +230,7 @@ class NodeLink:
             raise BrokerUnreachable(f"{self.name} has another token")
         return response.status, body
 
-    def _choose(self, wanted: OperatorRequest) -> tuple[Choice, str]:
+    def _choose(self, wanted: OperatorRequest) -> tuple[ProposedAction, str]:
         asked = {"doing": wanted.doing, "name": wanted.name, "on": list(wanted.on), "gone": list(wanted.gone)}
         try:
             answer = self._post("/node/preview", asked)
@@ -358,9 +358,9 @@ def _in_doubt_of(reply: Any) -> InDoubt:
     )
 
 
-def _choice_of(reply: Any) -> tuple[Choice, str]:
+def _choice_of(reply: Any) -> tuple[ProposedAction, str]:
     refused, view = reply["refused"], reply["view"]
-    choice = Choice(
+    choice = ProposedAction(
         _texts(reply["told"]),
         None if refused is None else str(refused),
         reply["needs_heuristic"] is True,

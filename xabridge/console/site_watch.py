@@ -18,7 +18,7 @@ from xa.holdings import Holding, InDoubtBranch, Relation
 from xabridge.console.brokers import BrokerProblem, RequestRefused
 from xabridge.operations.progress import silent
 from xabridge.operations.scan import ScannedResource, ScannedSite, installed
-from xabridge.operations.service import ActRefused, AnswerUnavailable, OperatorService
+from xabridge.operations.service import ActionRefused, AnswerUnavailable, OperatorService
 from xabridge.operations.site import Site
 from xabridge.operations.survey import Survey, TransactionView, survey
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tm.config import Configuration
-    from xabridge.operations.service import Choice, OperatorAnswer, OperatorRequest
+    from xabridge.operations.service import OperatorAnswer, OperatorRequest, ProposedAction
 
 
 class SiteWatch:
@@ -57,7 +57,7 @@ class SiteWatch:
         seen = _with(await self._look(), branches)
         return survey(replace(seen, unreachable={**seen.unreachable, **silent}))
 
-    async def choose(self, wanted: OperatorRequest) -> Choice:
+    async def choose(self, wanted: OperatorRequest) -> ProposedAction:
         """What it would do now. RequestRefused: there is nothing to do it with."""
         with _troubles():
             return await self._acting().choose(wanted)
@@ -79,7 +79,7 @@ class SiteWatch:
             return ScannedSite("", (), None, {}, (), {}, {}, {}, installed())
         try:
             return await self._operations.look()
-        except (ActRefused, AnswerUnavailable) as error:
+        except (ActionRefused, AnswerUnavailable) as error:
             raise BrokerProblem(str(error)) from None
 
     def _acting(self) -> OperatorService:
@@ -93,7 +93,7 @@ def _troubles() -> Iterator[None]:
     """Raises RequestRefused where nothing was done, BrokerProblem where it is not known."""
     try:
         yield
-    except ActRefused as error:
+    except ActionRefused as error:
         raise RequestRefused(str(error)) from None
     except AnswerUnavailable as error:
         raise BrokerProblem(str(error)) from None

@@ -42,7 +42,7 @@ HELD: Final = "The transaction manager that holds it recovers by itself; stop it
 """What to do where the log is in use."""
 
 
-class Act(Enum):
+class OperatorAction(Enum):
     """The actions that a user can ask for."""
 
     COMMIT = "commit"
@@ -61,31 +61,35 @@ class Consent(Enum):
 
 
 _CONSENT: Final = {
-    (Act.COMMIT, DecisionKnowledge.COMMIT): Consent.PLAIN,
-    (Act.COMMIT, DecisionKnowledge.NONE): Consent.SPLITS,
-    (Act.COMMIT, DecisionKnowledge.ENDED): Consent.BLIND,
-    (Act.COMMIT, DecisionKnowledge.UNKNOWN): Consent.BLIND,
-    (Act.ROLLBACK, DecisionKnowledge.COMMIT): Consent.SPLITS,
-    (Act.ROLLBACK, DecisionKnowledge.NONE): Consent.PLAIN,
-    (Act.ROLLBACK, DecisionKnowledge.ENDED): Consent.BLIND,
-    (Act.ROLLBACK, DecisionKnowledge.UNKNOWN): Consent.BLIND,
-    (Act.FORGET, DecisionKnowledge.COMMIT): Consent.PLAIN,
-    (Act.FORGET, DecisionKnowledge.NONE): Consent.PLAIN,
-    (Act.FORGET, DecisionKnowledge.ENDED): Consent.PLAIN,
-    (Act.FORGET, DecisionKnowledge.UNKNOWN): Consent.BLIND,
+    (OperatorAction.COMMIT, DecisionKnowledge.COMMIT): Consent.PLAIN,
+    (OperatorAction.COMMIT, DecisionKnowledge.NONE): Consent.SPLITS,
+    (OperatorAction.COMMIT, DecisionKnowledge.ENDED): Consent.BLIND,
+    (OperatorAction.COMMIT, DecisionKnowledge.UNKNOWN): Consent.BLIND,
+    (OperatorAction.ROLLBACK, DecisionKnowledge.COMMIT): Consent.SPLITS,
+    (OperatorAction.ROLLBACK, DecisionKnowledge.NONE): Consent.PLAIN,
+    (OperatorAction.ROLLBACK, DecisionKnowledge.ENDED): Consent.BLIND,
+    (OperatorAction.ROLLBACK, DecisionKnowledge.UNKNOWN): Consent.BLIND,
+    (OperatorAction.FORGET, DecisionKnowledge.COMMIT): Consent.PLAIN,
+    (OperatorAction.FORGET, DecisionKnowledge.NONE): Consent.PLAIN,
+    (OperatorAction.FORGET, DecisionKnowledge.ENDED): Consent.PLAIN,
+    (OperatorAction.FORGET, DecisionKnowledge.UNKNOWN): Consent.BLIND,
 }
 _NEEDING: Final = frozenset({Consent.SPLITS, Consent.BLIND, Consent.AT_WORK})
 """The consents that need --heuristic."""
-_VERB: Final = {Act.COMMIT: Verb.COMMIT_AGAIN, Act.ROLLBACK: Verb.ROLLBACK}
-_DONE: Final = {Act.COMMIT: "committed", Act.ROLLBACK: "rolled back", Act.FORGET: "forgotten"}
-_HEURISTIC: Final = {Act.COMMIT: Code.XA_HEURCOM, Act.ROLLBACK: Code.XA_HEURRB}
+_VERB: Final = {OperatorAction.COMMIT: Verb.COMMIT_AGAIN, OperatorAction.ROLLBACK: Verb.ROLLBACK}
+_DONE: Final = {
+    OperatorAction.COMMIT: "committed",
+    OperatorAction.ROLLBACK: "rolled back",
+    OperatorAction.FORGET: "forgotten",
+}
+_HEURISTIC: Final = {OperatorAction.COMMIT: Code.XA_HEURCOM, OperatorAction.ROLLBACK: Code.XA_HEURRB}
 _AGREES: Final = {DecisionKnowledge.COMMIT: Code.XA_HEURCOM, DecisionKnowledge.NONE: Code.XA_HEURRB}
 _UNKNOWN: Final = frozenset({Code.XAER_RMFAIL})
 """Answers after which it is unknown whether it was done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedBranch:
     """One branch of a plan: the consent that it needs, and its explanation for the user."""
 
     branch: BranchView
@@ -97,9 +101,9 @@ class Step:
 class Plan:
     """The action for one global transaction."""
 
-    act: Act
+    act: OperatorAction
     view: TransactionView
-    steps: tuple[Step, ...]
+    steps: tuple[PlannedBranch, ...]
     whole: bool = False
     """Whether a decision to commit is undone on every branch that it has, so that nothing is split by it."""
 
@@ -132,11 +136,13 @@ class DecisionChanged(Exception):
     """The decision is not what the plan was made with; nothing was done."""
 
 
-def plan(act: Act, view: TransactionView, branches: tuple[BranchView, ...], *, complete: bool = False) -> Plan:
+def plan(
+    act: OperatorAction, view: TransactionView, branches: tuple[BranchView, ...], *, complete: bool = False
+) -> Plan:
     """The effect that `act` would have on those of `branches` that are in doubt. `complete`: every resource manager was
     asked."""
     whole = (
-        act is Act.ROLLBACK
+        act is OperatorAction.ROLLBACK
         and view.decision
         is DecisionKnowledge.COMMIT  # which names all of its branches; else one may have been rolled back before
         and view.decider is None  # which has committed its own work with the decision
@@ -148,21 +154,23 @@ def plan(act: Act, view: TransactionView, branches: tuple[BranchView, ...], *, c
     return Plan(act, view, steps, whole)
 
 
-def _step(act: Act, view: TransactionView, branch: BranchView, *, whole: bool) -> Step:
+def _step(act: OperatorAction, view: TransactionView, branch: BranchView, *, whole: bool) -> PlannedBranch:
     where = escaped(branch.resource)
     if branch.state is State.NOT_REACHED:
-        return Step(branch, Consent.REFUSED, f"{where} can't be reached now, or is not configured")
-    if act is Act.FORGET:
+        return PlannedBranch(branch, Consent.REFUSED, f"{where} can't be reached now, or is not configured")
+    if act is OperatorAction.FORGET:
         return _forgetting(view, branch)
     if branch.state is State.HEURISTIC:
         outcome = branch.outcome.name if branch.outcome is not None else "a heuristic outcome"
-        return Step(branch, Consent.REFUSED, f"{where} has completed it already ({outcome}); it can only be forgotten")
+        return PlannedBranch(
+            branch, Consent.REFUSED, f"{where} has completed it already ({outcome}); it can only be forgotten"
+        )
     consent = _consent(act, view)
-    doing = "commits" if act is Act.COMMIT else "rolls back"
-    return Step(branch, consent, f"{doing} the branch on {where}: {_consequence(consent, view, whole=whole)}")
+    doing = "commits" if act is OperatorAction.COMMIT else "rolls back"
+    return PlannedBranch(branch, consent, f"{doing} the branch on {where}: {_consequence(consent, view, whole=whole)}")
 
 
-def _consent(act: Act, view: TransactionView) -> Consent:
+def _consent(act: OperatorAction, view: TransactionView) -> Consent:
     """The consent that the act needs. If another process of the node is at work with the transaction, recovery leaves
     it alone until the lease of that process ends; so any action differs from that of recovery."""
     consent = _CONSENT[act, view.decision]
@@ -190,13 +198,15 @@ def _consequence(consent: Consent, view: TransactionView, *, whole: bool) -> str
     return "its decision is not known here: this splits the transaction, unless every other branch goes the same way"
 
 
-def _forgetting(view: TransactionView, branch: BranchView) -> Step:
+def _forgetting(view: TransactionView, branch: BranchView) -> PlannedBranch:
     where = escaped(branch.resource)
     if branch.state is not State.HEURISTIC and branch.noted is None:
-        return Step(branch, Consent.REFUSED, f"{where} has it prepared, not completed: commit it, or roll it back")
+        return PlannedBranch(
+            branch, Consent.REFUSED, f"{where} has it prepared, not completed: commit it, or roll it back"
+        )
 
     outcome = branch.outcome or branch.noted or Code.XA_HEURHAZ
-    consent = _consent(Act.FORGET, view)
+    consent = _consent(OperatorAction.FORGET, view)
     if consent is Consent.AT_WORK:
         what = f"another process of this node is working on it, and may not know of {outcome.name} yet"
     elif consent is Consent.BLIND:
@@ -207,7 +217,7 @@ def _forgetting(view: TransactionView, branch: BranchView) -> Step:
         what = f"{outcome.name} agrees with the decision; nothing is lost"
     else:
         what = f"{outcome.name} differs from the decision: this deletes its last trace, so correct the data first"
-    return Step(branch, consent, f"forgets the branch on {where}: {what}")
+    return PlannedBranch(branch, consent, f"forgets the branch on {where}: {what}")
 
 
 def explained(planned: Plan) -> list[str]:
@@ -220,9 +230,12 @@ def refusal(plans: Sequence[Plan], *, heuristic: bool, anyway: str) -> str | Non
     """Why this is not done, before the user is asked; None: it can be done. `heuristic`: the user wants it done also
     where recovery would not; `anyway` says how to want that."""
     lone = [
-        planned.view.name for planned in plans
-        if planned.view.lone and planned.act is not Act.FORGET and planned.view.decision is DecisionKnowledge.UNKNOWN
-    ]  # fmt: skip
+        planned.view.name
+        for planned in plans
+        if planned.view.lone
+        and planned.act is not OperatorAction.FORGET
+        and planned.view.decision is DecisionKnowledge.UNKNOWN
+    ]
     if lone and len(plans) > 1:
         return (
             f"of {listed(lone)} one branch is left, where others of the same log have more: the missing one may be "
@@ -287,7 +300,7 @@ class BranchCompleter:
     def _do(self, planned: Plan, view: BranchView) -> BranchResult:
         act = planned.act
         branch = Branch(view.resource, view.xid)
-        if act is Act.FORGET:
+        if act is OperatorAction.FORGET:
             return self._forget(view)
 
         log = self._log if planned.view.decision is not DecisionKnowledge.UNKNOWN else None
@@ -350,7 +363,7 @@ class BranchCompleter:
         return BranchResult(view, True, "forgotten here; its resource manager is not configured")
 
 
-def _agrees(act: Act, transaction: TransactionView, branch: BranchView) -> bool:
+def _agrees(act: OperatorAction, transaction: TransactionView, branch: BranchView) -> bool:
     """Whether the act agrees with a decision that has ended: what was noted of the branch before is what differs from
     it, and has not happened."""
     noted = {code for of, code in _HEURISTIC.items() if of is not act}

@@ -35,7 +35,7 @@ _NOT_WRITTEN: Final = "everything was carried out, but the end of the decision c
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class DecisionEnding:
     """The request. `lost` are the decision's branches on resources that are not configured; `refused` says why it can't
     be carried out now."""
 
@@ -59,14 +59,14 @@ class Result:
 
 
 # --- step 1 -----------------------------------------------------------------------------------------------------------
-def planned_end(view: TransactionView, seen: ScannedSite, found: Survey, gone: frozenset[str]) -> Ending:
+def planned_end(view: TransactionView, seen: ScannedSite, found: Survey, gone: frozenset[str]) -> DecisionEnding:
     """What ending the decision without the resources `gone` would mean."""
     decision = _decision(view, seen)
     if decision is None:
         refused = f"no decision of it is known here ({view.decision.value}): there is none to end"
-        return Ending(view, gone, (), refused)
+        return DecisionEnding(view, gone, (), refused)
     lost = tuple(branch for branch in decision.branches if branch.resource not in seen.configured)
-    return Ending(view, gone, lost, _refusal(lost, gone, seen.configured, found.unreachable))
+    return DecisionEnding(view, gone, lost, _refusal(lost, gone, seen.configured, found.unreachable))
 
 
 def _decision(view: TransactionView, seen: ScannedSite) -> Decision | None:
@@ -96,14 +96,14 @@ def _refusal(
     return None
 
 
-def explained_end(ending: Ending) -> list[str]:
+def explained_end(ending: DecisionEnding) -> list[str]:
     """The explanation, a paragraph each; of what is refused, only the first."""
     view = ending.view
     steps = _steps(ending) if ending.refused is None else ()
     return [f"{view.name}: decision {view.decision.value}: {view.why}", *steps]
 
 
-def _steps(ending: Ending) -> Iterator[str]:
+def _steps(ending: DecisionEnding) -> Iterator[str]:
     found = {branch.xid: branch.resource for branch in ending.view.in_doubt}
     yield "makes one recovery pass first, as recover run does, which finishes everything that this node has in doubt"
     yield from (_step(branch, found.get(branch.xid)) for branch in ending.lost)
@@ -120,7 +120,7 @@ def _step(branch: Branch, found_on: str | None) -> str:
 
 
 # --- steps 2 to 5 -----------------------------------------------------------------------------------------------------
-def carry_out(place: OperationsTarget, ending: Ending, progress: Progress) -> Result:
+def carry_out(place: OperationsTarget, ending: DecisionEnding, progress: Progress) -> Result:
     """Ends it, unless it can't be any more. LogError: the log can't be opened, so nothing was done."""
     with place.holding_the_log() as log:
         recovery = recovery_of(place, log, progress)
@@ -141,7 +141,7 @@ def _is_written(place: OperationsTarget, view: TransactionView) -> bool:
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
-def result_lines(ending: Ending, result: Result, most: int | None = None) -> Iterator[str]:
+def result_lines(ending: DecisionEnding, result: Result, most: int | None = None) -> Iterator[str]:
     """What was done; of the pass, the first `most` transactions one by one."""
     if result.report is not None:
         yield from report_lines(result.report, most)
@@ -151,14 +151,14 @@ def result_lines(ending: Ending, result: Result, most: int | None = None) -> Ite
         yield f"{ending.view.name}: the decision is ended"
 
 
-def _untold(ending: Ending, result: Result) -> Iterator[Branch]:
+def _untold(ending: DecisionEnding, result: Result) -> Iterator[Branch]:
     """The lost branches that the pass has not found elsewhere."""
     if result.report is not None and result.ended:
         reported = {finding.branch.xid for finding in result.report.findings}
         yield from (branch for branch in ending.lost if branch.xid not in reported)
 
 
-def result_value(ending: Ending, result: Result) -> dict[str, Any]:
+def result_value(ending: DecisionEnding, result: Result) -> dict[str, Any]:
     view = ending.view
     found = {branch.xid: branch.resource for branch in view.in_doubt}
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tm.config import Configuration
     from tm.resources import Resource
     from xabridge.operations.progress import Progress
-    from xabridge.operations.recovery_pass import Expected
+    from xabridge.operations.recovery_pass import PassPreview
     from xabridge.operations.site import Site
     from xabridge.operations.survey import Survey, TransactionView
 
@@ -34,7 +34,7 @@ OLD_S: Final = 300.0
 SKEW_S: Final = 5.0
 """Ages and leases are wrong by the difference of the clocks."""
 
-_MENDS: Final = {
+_ADVICE: Final = {
     Code.XAER_RMFAIL: "start it, or make it reachable from this machine; its URL is {key}.url",
     Code.XAER_INVAL: "correct {key}.url",
     Code.XAER_RMERR: "follow the message; its URL is {key}.url",
@@ -42,7 +42,7 @@ _MENDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class SubjectCheck:
     """A check, and what it was about: config, log, decisions, node, orphans, clock, or a resource's name."""
 
     subject: str
@@ -52,10 +52,10 @@ class Examined:
 # --- the decision log -------------------------------------------------------------------------------------------------
 
 
-def examine_log(configuration: Configuration, deciders: Sequence[str]) -> Iterator[Examined]:
+def examine_log(configuration: Configuration, deciders: Sequence[str]) -> Iterator[SubjectCheck]:
     """Where decisions become durable."""
     for check in _log_checks(configuration, deciders):
-        yield Examined("log", check)
+        yield SubjectCheck("log", check)
 
 
 def _log_checks(configuration: Configuration, deciders: Sequence[str]) -> Iterator[Check]:
@@ -100,13 +100,13 @@ def content_of(url: str, node: str, missing: Health = Health.OK) -> Check:
 
     found = f"log {image.log_id.hex()}, opened {several(image.openings, 'time')}"
     if image.node != node:
-        mend = f"it is that of node {image.node}: use that node id, or give {node} a folder of its own"
-        return Check(Health.FAIL, "content", f"another node's: {image.node}", mend)
+        advice = f"it is that of node {image.node}: use that node id, or give {node} a folder of its own"
+        return Check(Health.FAIL, "content", f"another node's: {image.node}", advice)
     cut = image.incarnations.cut
     if cut:
-        mend = "if it is the newest copy: xabridge recover run --newest INCARNATION; otherwise restore the newest one"
+        advice = "if it is the newest copy: xabridge recover run --newest INCARNATION; otherwise restore the newest one"
         names = listed([one.hex() for one in cut])
-        return Check(Health.WARN, "content", f"{found}; a copy, made while incarnation {names} was at work", mend)
+        return Check(Health.WARN, "content", f"{found}; a copy, made while incarnation {names} was at work", advice)
     if image.heuristics:
         noted = several(len(image.heuristics), "heuristic outcome")
         return Check(Health.WARN, "content", f"{found}, {noted} noted", "look at them: xabridge recover list")
@@ -119,12 +119,12 @@ def content_of(url: str, node: str, missing: Health = Health.OK) -> Check:
 def examine_site(site: Site, progress: Progress) -> dict[str, Diagnosis]:
     """The diagnosis of each resource manager; all are asked at once."""
     resources = list(site.resources.values())
-    told: dict[str, Diagnosis] = {}
+    diagnosed: dict[str, Diagnosis] = {}
     with progress.step("asking", len(resources)) as done:
         for resource, diagnosis in zip(resources, site.at_once(_diagnosis), strict=True):
             done(resource.name)
-            told[resource.name] = diagnosis
-    return told
+            diagnosed[resource.name] = diagnosis
+    return diagnosed
 
 
 def _diagnosis(resource: Resource) -> Diagnosis:
@@ -135,8 +135,8 @@ def _diagnosis(resource: Resource) -> Diagnosis:
         resource.reopen(now=True)
     except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
         error = raised if isinstance(raised, XaError) else resource.as_xa_error(raised, "diagnose")
-        mend = _MENDS.get(error.code, "correct {key}.url").format(key=key)
-        return Diagnosis((Check(Health.FAIL, "opened", masked(error.message), mend),))
+        advice = _ADVICE.get(error.code, "correct {key}.url").format(key=key)
+        return Diagnosis((Check(Health.FAIL, "opened", masked(error.message), advice),))
     return Diagnosis((Check(Health.OK, "opened", f"{shown(resource.url)}: {resource.rm.name}"),))
 
 
@@ -149,25 +149,27 @@ def silent(diagnosed: Mapping[str, Diagnosis]) -> list[str]:
 # --- what is in doubt -------------------------------------------------------------------------------------------------
 
 
-def examine_survey(expected: Expected, told: Mapping[str, Diagnosis], *, has_log: bool = True) -> Iterator[Examined]:
-    """Decisions, orphans, node ids that clash, clocks; `told` is what the resource managers said before. `has_log`:
-    there is one, in which an outcome can be noted."""
+def examine_survey(
+    expected: PassPreview, diagnosed: Mapping[str, Diagnosis], *, has_log: bool = True
+) -> Iterator[SubjectCheck]:
+    """Decisions, orphans, node ids that clash, clocks; `diagnosed` is what the resource managers said before.
+    `has_log`: there is one, in which an outcome can be noted."""
     found = expected.found
-    failed = {name for name, of in told.items() if any(check.health is Health.FAIL for check in of.checks)}
+    failed = {name for name, of in diagnosed.items() if any(check.health is Health.FAIL for check in of.checks)}
     for name, why in found.unreachable.items():
         if name not in failed:
             check = Check(Health.FAIL, "in doubt", f"the branches in doubt can't be read: {masked(why)}", "see above")
-            yield Examined(name, check)
+            yield SubjectCheck(name, check)
     if found.log_trouble is None:
-        yield from (Examined("decisions", check) for check in _decisions(expected, has_log=has_log))
-    yield Examined("orphans", _orphans(found))
-    yield Examined("node", _node(found))
-    clock = _clock({name: of.clock_ahead_s for name, of in told.items()})
+        yield from (SubjectCheck("decisions", check) for check in _decisions(expected, has_log=has_log))
+    yield SubjectCheck("orphans", _orphans(found))
+    yield SubjectCheck("node", _node(found))
+    clock = _clock({name: of.clock_ahead_s for name, of in diagnosed.items()})
     if clock is not None:
-        yield Examined("clock", clock)
+        yield SubjectCheck("clock", clock)
 
 
-def _decisions(expected: Expected, *, has_log: bool) -> Iterator[Check]:
+def _decisions(expected: PassPreview, *, has_log: bool) -> Iterator[Check]:
     """Those that have not ended, wherever decisions are kept, as `recover list` counts them; and branches of them that
     were not committed as decided."""
     found = expected.found
@@ -175,13 +177,13 @@ def _decisions(expected: Expected, *, has_log: bool) -> Iterator[Check]:
     if not count:
         yield Check(Health.OK, "decisions", "none is open")
         return
-    told = [f"{found.open_decisions} of transactions in doubt"] if found.open_decisions else []
+    counted = [f"{found.open_decisions} of transactions in doubt"] if found.open_decisions else []
     against = expected.not_carried_out
     if found.carried_out:
         ends = "" if against else ", which the next recovery pass ends"
-        told.append(f"{found.carried_out} without a branch anywhere{ends}")
+        counted.append(f"{found.carried_out} without a branch anywhere{ends}")
 
-    yield Check(Health.OK, "decisions", f"{several(count, 'decision')} open: {listed(told)}")
+    yield Check(Health.OK, "decisions", f"{several(count, 'decision')} open: {listed(counted)}")
     if against:
         more = f"; {len(against) - 1} more like this" if len(against) > 1 else ""
         yield Check(Health.WARN, "outcomes", against[0] + more, noting_command(has_log=has_log))
@@ -232,11 +234,11 @@ def _node(found: Survey) -> Check:
         advice = f"restore the set from one point, or look at each: xabridge recover show {older[0].name}"
         return Check(Health.FAIL, "node id", f"{what}, left alone: {older[0].why}", advice)
     logs = listed(sorted({_log_of(view) for view in foreign}))
-    mend = (
+    advice = (
         "give each process a node id of its own; if this node's log was replaced, restore the former one, or resolve "
         "its branches by hand: xabridge recover list"
     )
-    return Check(Health.FAIL, "node id", f"{what} whose decisions are in {logs}", mend)
+    return Check(Health.FAIL, "node id", f"{what} whose decisions are in {logs}", advice)
 
 
 def _log_of(view: TransactionView) -> str:
@@ -253,5 +255,5 @@ def _clock(ahead_s: Mapping[str, float | None]) -> Check | None:
         most = max(map(abs, known.values()))
         return Check(Health.OK, "clock", f"within {most:.1f} s of {listed([escaped(name) for name in known])}")
     said = [f"{name} {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for name, by in off.items()]
-    mend = "set the clocks by NTP: ages and leases are wrong by that difference"
-    return Check(Health.WARN, "clock", f"compared with this machine's: {listed(said)}", mend)
+    advice = "set the clocks by NTP: ages and leases are wrong by that difference"
+    return Check(Health.WARN, "clock", f"compared with this machine's: {listed(said)}", advice)

@@ -189,7 +189,7 @@ MissingBranch: TypeAlias = "tuple[Branch, BranchOutcome | XaError]"
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class PassPreview:
     """What a pass would do now: about the transactions `found`, and about the branches of decisions that are not there
     any more, with what became of each as far as its resource manager tells."""
 
@@ -248,15 +248,15 @@ def noting_command(*, has_log: bool) -> str:
     )
 
 
-def expectation(place: OperationsTarget, seen: ScannedSite | None = None) -> Expected:
+def expectation(place: OperationsTarget, seen: ScannedSite | None = None) -> PassPreview:
     """Looks, unless that was done (`seen`), and asks what a pass would ask; it changes nothing."""
     found = survey(place.look() if seen is None else seen)
     with entered(ThreadOfControl()):
         outcomes = drive(BlockingPorts(place.resources, None).outcomes(found.missing))
-    return Expected(found, tuple(outcomes))
+    return PassPreview(found, tuple(outcomes))
 
 
-def expected(what: Expected, most: int | None = None) -> Iterator[str]:
+def expected(what: PassPreview, most: int | None = None) -> Iterator[str]:
     """The lines of `run --dry-run`: the actions of a pass now, as in `report_lines`."""
     found = what.found
     lines = {view.name: tuple(would(view)) for view in found.transactions}

@@ -25,9 +25,9 @@ from xa.printable import escaped
 from xabridge.operations import decision_end
 from xabridge.operations.branch_completion import (
     HELD,
-    Act,
     BranchCompleter,
     DecisionChanged,
+    OperatorAction,
     explained,
     needs_the_log,
     plan,
@@ -56,11 +56,11 @@ SHOWN: Final = 50
 ANYWAY: Final = "tick the box that says so"
 END: Final = "end"
 RECOVER: Final = "recover"
-DOING: Final = frozenset({*(act.value for act in Act), END, RECOVER})
+DOING: Final = frozenset({*(act.value for act in OperatorAction), END, RECOVER})
 """What can be wanted."""
 
 
-class ActRefused(Exception):
+class ActionRefused(Exception):
     """Nothing was done. The text says why."""
 
 
@@ -80,7 +80,7 @@ class OperatorRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ProposedAction:
     """What it would do, in words: that is what is agreed to. `refused` says why it can't be done as it is;
     `needs_heuristic`: it can, with consent. A pass has no transaction to show."""
 
@@ -126,15 +126,15 @@ class OperatorService:
             return self._seen[1]
         raise AnswerUnavailable("the resource managers have not answered yet")
 
-    async def choose(self, wanted: OperatorRequest) -> Choice:
-        """What it would do now. ActRefused: there is nothing to do it with."""
+    async def choose(self, wanted: OperatorRequest) -> ProposedAction:
+        """What it would do now. ActionRefused: there is nothing to do it with."""
         return await self._in_thread(lambda: self._choice(wanted, heuristic=False)[0])
 
     async def carry_out(
         self, wanted: OperatorRequest, shown: tuple[str, ...], *, heuristic: bool
     ) -> tuple[OperatorAnswer, ...]:
         """Does what was `shown`. Of a pass, what it finds may be something else by now; it does what recovery
-        does in any case. ActRefused; AnswerUnavailable."""
+        does in any case. ActionRefused; AnswerUnavailable."""
         return await self._in_thread(lambda: self._carried_out(wanted, shown, heuristic=heuristic))
 
     def close(self) -> None:
@@ -157,16 +157,16 @@ class OperatorService:
         try:
             return asyncio.get_running_loop().run_in_executor(self._thread, worked)
         except RuntimeError:  # it is closed
-            raise ActRefused("nothing was done: this process is ending") from None
+            raise ActionRefused("nothing was done: this process is ending") from None
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         def worked() -> T:
             try:
                 return work()
             except LogLocked as error:
-                raise ActRefused(f"nothing was done: {error}. {HELD}") from None
+                raise ActionRefused(f"nothing was done: {error}. {HELD}") from None
             except (DecisionChanged, NotFound, ConfigurationError) as error:
-                raise ActRefused(f"nothing was done: {error}") from None
+                raise ActionRefused(f"nothing was done: {error}") from None
             except LogError as error:
                 raise AnswerUnavailable(str(error)) from None
             except XaError as error:
@@ -179,21 +179,27 @@ class OperatorService:
             self._seen = None
 
     # -- in the thread
-    def _choice(self, wanted: OperatorRequest, *, heuristic: bool) -> tuple[Choice, Plan | decision_end.Ending | None]:
+    def _choice(
+        self, wanted: OperatorRequest, *, heuristic: bool
+    ) -> tuple[ProposedAction, Plan | decision_end.DecisionEnding | None]:
         if wanted.doing == RECOVER:
-            return Choice(tuple(expected(expectation(self.place), SHOWN))), None
+            return ProposedAction(tuple(expected(expectation(self.place), SHOWN))), None
+
         seen = self.place.look()
         found = survey(seen)
         view, branches = find(wanted.name, found.transactions)
         if wanted.doing == END:
             end = decision_end.planned_end(view, seen, found, frozenset(wanted.gone))
-            return Choice(tuple(decision_end.explained_end(end)), end.refused, view=view), end
-        planned = plan(Act(wanted.doing), view, only_on(branches, wanted.on, wanted.name), complete=found.complete)
+            return ProposedAction(tuple(decision_end.explained_end(end)), end.refused, view=view), end
+
+        planned = plan(
+            OperatorAction(wanted.doing), view, only_on(branches, wanted.on, wanted.name), complete=found.complete
+        )
         if not planned.steps:
             raise NotFound(f"{view.name}: these branches are finished already")
         refused = refusal([planned], heuristic=heuristic, anyway=ANYWAY)
         needs = planned.needs_heuristic and not planned.refused
-        return Choice(tuple(explained(planned)), refused, needs, view), planned
+        return ProposedAction(tuple(explained(planned)), refused, needs, view), planned
 
     def _carried_out(
         self, wanted: OperatorRequest, shown: tuple[str, ...], *, heuristic: bool
@@ -202,10 +208,10 @@ class OperatorService:
             return tuple(self._passed())
         choice, planned = self._choice(wanted, heuristic=heuristic)
         if choice.shown != shown:
-            raise ActRefused("nothing was done: what it would do has changed since it was shown. Look again")
+            raise ActionRefused("nothing was done: what it would do has changed since it was shown. Look again")
         if choice.refused is not None:
-            raise ActRefused(f"nothing was done: {choice.refused}")
-        if isinstance(planned, decision_end.Ending):
+            raise ActionRefused(f"nothing was done: {choice.refused}")
+        if isinstance(planned, decision_end.DecisionEnding):
             result = decision_end.carry_out(self.place, planned, silent())
             lines = tuple(OperatorAnswer(True, line) for line in decision_end.result_lines(planned, result, SHOWN))
             return lines if result.trouble is None else (*lines, OperatorAnswer(False, escaped(result.trouble)))

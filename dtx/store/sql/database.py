@@ -2,7 +2,7 @@
 are the two kinds.
 
 A database gives out connections. The one that writes is used through `Transactions`, and what is known of the disk
-below it is its `Space`. How each of them is opened so that it is durable, and what errors mean, is in `xa.sql`.
+below it is its `DiskHeadroom`. How each of them is opened so that it is durable, and what errors mean, is in `xa.sql`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def store_url(url: str) -> URL:
         raise StoreError(f"{shown(url)!r} is not the URL of a store: {error}") from None
 
 
-class Space(Protocol):
+class DiskHeadroom(Protocol):
     """The disk that a store is on, for the thread that writes."""
 
     @property
@@ -86,7 +86,7 @@ class Space(Protocol):
         ...
 
 
-class UnknownSpace:
+class UnknownHeadroom:
     """The space of another machine's disk: nothing is known of it here, so everything is tried."""
 
     tight: Final = False
@@ -168,7 +168,7 @@ class Database(Protocol):
         """What the store is held by from now on, where this is for a time only; `lost` is called when it is lost."""
         ...
 
-    def transactions(self, writer: Connection, epoch: int) -> tuple[Transactions, Space]:
+    def transactions(self, writer: Connection, epoch: int) -> tuple[Transactions, DiskHeadroom]:
         """Transactions on the connection that writes, which is used for nothing else from now on, and the space that
         they have. They fail where another opening than `epoch` is the latest one."""
         ...

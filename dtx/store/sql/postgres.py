@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from dtx.store.contract import StoreError, StoreLeased, StoreLocked
-from dtx.store.sql.database import OPENING_FAILURES, Transactions, UnknownSpace, close_all
+from dtx.store.sql.database import OPENING_FAILURES, Transactions, UnknownHeadroom, close_all
 from dtx.store.sql.lease import Lease, LeaseLost
 from dtx.store.sql.tables import LEASE, META
 from xa.lease import holder_name, since_boot
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Connection
 
     from dtx.store.contract import StoreStopped
-    from dtx.store.sql.database import Space
+    from dtx.store.sql.database import DiskHeadroom
 
 _OPENING: Final = "SELECT pg_advisory_xact_lock(hashtextextended('xabridge message store ' || current_schema, 0))"
 _OPENING_S: Final = 5.0
@@ -158,8 +158,8 @@ class PostgresDatabase:
         lease.start()
         return lease
 
-    def transactions(self, writer: Connection, epoch: int) -> tuple[Transactions, Space]:
-        return PostgresTransactions(writer, epoch), UnknownSpace()
+    def transactions(self, writer: Connection, epoch: int) -> tuple[Transactions, DiskHeadroom]:
+        return PostgresTransactions(writer, epoch), UnknownHeadroom()
 
     def break_off(self) -> None:
         """Breaks every connection, as a network does that fails. For any thread, while others wait for an answer."""

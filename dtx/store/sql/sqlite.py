@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Connection
 
     from dtx.store.contract import StoreStopped
-    from dtx.store.sql.database import Space
+    from dtx.store.sql.database import DiskHeadroom
 
 LOG: Final = logging.getLogger("xabridge.broker")
 PAGE_SIZE: Final = 8192
@@ -75,7 +75,7 @@ class SqliteTransactions(Transactions):
 
 
 class DiskSpace:
-    """The `Space` of a file, as the connection sees it that writes."""
+    """The `DiskHeadroom` of a file, as the connection sees it that writes."""
 
     def __init__(self, transactions: Transactions, reserve: DiskReserve) -> None:
         self._cursor = transactions.cursor
@@ -239,7 +239,7 @@ class SqliteDatabase:
     def hold(self, epoch: int, lost: Callable[[StoreStopped], None]) -> None:
         pass
 
-    def transactions(self, writer: Connection, epoch: int) -> tuple[Transactions, Space]:  # noqa: ARG002 — as above
+    def transactions(self, writer: Connection, epoch: int) -> tuple[Transactions, DiskHeadroom]:  # noqa: ARG002 — as above
         self._opened = True
         transactions = SqliteTransactions(writer)
         return transactions, DiskSpace(transactions, self._reserve)

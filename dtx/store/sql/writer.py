@@ -33,7 +33,7 @@ from xa.sql.errors import explained, is_of_one_place
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dtx.store.sql.database import Space, Transactions
+    from dtx.store.sql.database import DiskHeadroom, Transactions
     from dtx.store.sql.statements import Statements
 
     Submitted: TypeAlias = tuple[Batch, Callable[[StoreError | None], None]]
@@ -57,7 +57,7 @@ class Writer:
     def __init__(
         self,
         transactions: Transactions,
-        space: Space,
+        space: DiskHeadroom,
         statements: Statements,
         hook: Callable[[Step], None],
         completed: Completed,

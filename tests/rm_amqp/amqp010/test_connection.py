@@ -355,7 +355,7 @@ def test_a_peer_that_is_no_such_broker(octets: bytes | None, code: Code, told: s
             rm.open(url, RMID)
         assert raised.value.code is code
         (check,) = rm.diagnose(url).checks
-        assert check.mend
+        assert check.advice
         rm.driver.drop()
 
 

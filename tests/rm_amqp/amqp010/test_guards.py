@@ -424,7 +424,7 @@ def test_ways_that_lead_nowhere(broker_j: BrokerJ, where: str, code: Code, told:
     assert "secret" not in str(raised.value)
     (check,) = rm.diagnose(url).checks
     assert check.health is Health.FAIL
-    assert check.mend
+    assert check.advice
 
 
 def test_warnings_of_the_doctor(broker_j: BrokerJ) -> None:

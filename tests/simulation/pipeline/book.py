@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from tm.log import Decision, DecisionRefused
-from tm.log.sql.gtrids import Entry, TakenOver
+from tm.log.sql.gtrids import Entry, NodeTakenOver
 from tm.log.sql.states import GtridState
 from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.ledger.rows import (
@@ -70,7 +70,7 @@ class Book:
     def check(self, incarnation: int) -> None:
         """TakenOver: it is another one's."""
         if incarnation != self.incarnation:
-            raise TakenOver("taken over")
+            raise NodeTakenOver("taken over")
 
     # --- what failed ----------------------------------------------------------------------------------------------
     def set_isolation(self, isolation: Isolation) -> None:

@@ -31,7 +31,7 @@ from tests.simulation.pipeline.book import UNCHECKED, Book
 from tests.simulation.pipeline.places import NOT_JUDGED, Place
 from tests.simulation.pipeline.ports import DriverCall, SimulatedPort, TaskCall, driver_ports
 from tm.log import Branch, Decision, DecisionRefused, LogError, LogStopped
-from tm.log.sql.gtrids import TakenOver
+from tm.log.sql.gtrids import NodeTakenOver
 from tm.two_phase.return_codes import Verb
 from xa import Code, XaError, Xid, log_prefix, xa_error
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
@@ -858,7 +858,7 @@ class World:
             return self._in_doubt(call)
         try:
             answer = self._book(call)
-        except TakenOver as error:
+        except NodeTakenOver as error:
             if call.name == "force":
                 return error
             raise

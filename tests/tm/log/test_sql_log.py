@@ -27,7 +27,7 @@ from tm.log import DecisionRefused, LogError, LogFull, LogLocked, LogStopped
 from tm.log.sql import SqlLog, read_sql_log
 from tm.log.sql.database import Database
 from tm.log.sql.database import database_url as with_driver
-from tm.log.sql.gtrids import TakenOver
+from tm.log.sql.gtrids import NodeTakenOver
 from tm.log.sql.log import ENDS
 from tm.log.sql.states import GTRID, GtridState, GtridVerb
 from tm.log.sql.tables import METADATA
@@ -123,7 +123,7 @@ def test_who_was_superseded_can_do_nothing_any_more(database_url: str, node: str
         lambda: old.abort(gtrid(2, node=node)),
         lambda: old.abort(gtrid(5, node=node)),
     ):
-        with pytest.raises(TakenOver, match=taken):
+        with pytest.raises(NodeTakenOver, match=taken):
             call()
 
     with pytest.raises(LogStopped, match=taken):

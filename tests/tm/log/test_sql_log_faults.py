@@ -22,7 +22,7 @@ from tests.tm.log.samples import decision, gtrid, heuristic
 from tests.waiting import until
 from tm.log import Decision, DecisionRefused, LogFull, LogStopped
 from tm.log.sql import SqlLog, retry
-from tm.log.sql.retry import PAUSES_S, REACTIONS, Reaction, reaction_to
+from tm.log.sql.retry import PAUSES_S, REACTIONS, ErrorReaction, reaction_to
 from tm.log.sql.states import GtridState
 from xa.sql.errors import ErrorKind
 
@@ -264,21 +264,21 @@ def failing(sqlstate: str | None = None, sqlite: int | None = None) -> Operation
 @pytest.mark.parametrize(
     ("error", "meaning"),
     [
-        (failing(None), Reaction.RETRY_IN_DOUBT),
-        (failing("08006"), Reaction.RETRY_IN_DOUBT),
-        (failing("57014"), Reaction.RETRY),
-        (failing("40001"), Reaction.RETRY),
-        (failing("40003"), Reaction.RETRY_IN_DOUBT),
-        (failing("53300"), Reaction.RETRY),
-        (failing("53100"), Reaction.FULL),
-        (failing("42501"), Reaction.REFUSE),
-        (failing(sqlite=sqlite3.SQLITE_FULL), Reaction.FULL),
-        (failing(sqlite=sqlite3.SQLITE_BUSY_SNAPSHOT), Reaction.RETRY),
-        (failing(sqlite=sqlite3.SQLITE_READONLY), Reaction.REFUSE),
-        (NoConnection(), Reaction.RETRY),
+        (failing(None), ErrorReaction.RETRY_IN_DOUBT),
+        (failing("08006"), ErrorReaction.RETRY_IN_DOUBT),
+        (failing("57014"), ErrorReaction.RETRY),
+        (failing("40001"), ErrorReaction.RETRY),
+        (failing("40003"), ErrorReaction.RETRY_IN_DOUBT),
+        (failing("53300"), ErrorReaction.RETRY),
+        (failing("53100"), ErrorReaction.FULL),
+        (failing("42501"), ErrorReaction.REFUSE),
+        (failing(sqlite=sqlite3.SQLITE_FULL), ErrorReaction.FULL),
+        (failing(sqlite=sqlite3.SQLITE_BUSY_SNAPSHOT), ErrorReaction.RETRY),
+        (failing(sqlite=sqlite3.SQLITE_READONLY), ErrorReaction.REFUSE),
+        (NoConnection(), ErrorReaction.RETRY),
     ],
 )
-def test_the_meaning_of_an_error(error: Exception, meaning: Reaction) -> None:
+def test_the_meaning_of_an_error(error: Exception, meaning: ErrorReaction) -> None:
     assert reaction_to(error) is meaning  # type: ignore[arg-type]
 
 

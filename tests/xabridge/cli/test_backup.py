@@ -476,7 +476,7 @@ def test_the_age_of_a_log_in_a_database_is_known(restored: Set, xabridge: Xabrid
     said = {
         -3600: "changed last 59 m or more before the log was: older, or at rest since",
         -30: "changed last 28 s or more before the log was: older, or at rest since",
-        0: "it can't be told to the second",
+        0: "it is not known to the second",
     }
     assert said[apart_s] in age
 

@@ -17,8 +17,8 @@ from tm.log.folder_check import examine_folder, file_system_of
 from xa import Code
 from xa.diagnosis import Check, Diagnosis, Health
 from xabridge.cli.doctor import lines
-from xabridge.operations.diagnosis import Examined, examine_survey
-from xabridge.operations.recovery_pass import Expected
+from xabridge.operations.diagnosis import SubjectCheck, examine_survey
+from xabridge.operations.recovery_pass import PassPreview
 from xabridge.operations.survey import Survey
 from xabridge.testing.in_process import TestBroker
 
@@ -180,10 +180,12 @@ def test_a_resource_manager_that_does_not_diagnose_is_opened(field: Field, xabri
 def test_clocks() -> None:
     for ahead_s, health in ((4.9, Health.OK), (-37.0, Health.WARN), (5.0, Health.WARN)):
         told = {"shop": Diagnosis((), ahead_s), "broker": Diagnosis((), None)}
-        (clock,) = [of.check for of in examine_survey(Expected(Survey("n", 2, ()), ()), told) if of.subject == "clock"]
+        (clock,) = [
+            of.check for of in examine_survey(PassPreview(Survey("n", 2, ()), ()), told) if of.subject == "clock"
+        ]
         assert clock.health is health
         assert ahead_s > 0 or "shop 37 s behind" in clock.found
-    (line,) = lines(Examined("x\x1b", Check(Health.OK, "it", "a\x07b")))
+    (line,) = lines(SubjectCheck("x\x1b", Check(Health.OK, "it", "a\x07b")))
     assert line == "ok    x\\x1b      a\\x07b", "safe to show"
 
 

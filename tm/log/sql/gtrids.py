@@ -49,7 +49,7 @@ class Entry:
     decision: Decision | None
 
 
-class TakenOver(DecisionRefused):
+class NodeTakenOver(DecisionRefused):
     """The node is in another epoch: another process has it."""
 
 
@@ -170,13 +170,13 @@ class GtridTable:
                 raise ValueError(f"state {row.state!r} of {octets(row.gtrid).hex()}")
 
     def check_epoch(self) -> None:
-        """TakenOver when the node is in another epoch than this one."""
+        """NodeTakenOver when the node is in another epoch than this one."""
         with self._database.engine.connect() as connection:
             row = connection.execute(_HOLDER, {"node": self._node}).one_or_none()
         if row is None:
-            raise TakenOver(f"node {self._node!r} was removed from {self._database}")
+            raise NodeTakenOver(f"node {self._node!r} was removed from {self._database}")
         if row.epoch != self._epoch:
-            raise TakenOver(
+            raise NodeTakenOver(
                 f"node {self._node!r} was taken by {row.holder} as incarnation {row.epoch}, this one is {self._epoch}: "
                 f"it decides nothing any more; stop it"
             )
@@ -238,7 +238,7 @@ class GtridTable:
         return changed.rowcount == 1
 
     def _current(self, gtrid: bytes) -> Entry | None:
-        """Why a change had no effect: the entry of `gtrid`, or TakenOver."""
+        """Why a change had no effect: the entry of `gtrid`, or NodeTakenOver."""
         self.check_epoch()
         return self.entry(gtrid)
 

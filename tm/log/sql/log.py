@@ -39,7 +39,7 @@ from tm.log.inspection import LogImage
 from tm.log.records import branch_key, decode_heuristic, encode_decision, encode_heuristic
 from tm.log.sql import retry
 from tm.log.sql.database import Database, looked_at, octets, values_of
-from tm.log.sql.gtrids import Entry, GtridTable, TakenOver
+from tm.log.sql.gtrids import Entry, GtridTable, NodeTakenOver
 from tm.log.sql.incarnations import IncarnationTable
 from tm.log.sql.node import join_node, read_node, renew_lease, take_node
 from tm.log.sql.states import GtridState
@@ -195,7 +195,9 @@ class SqlLog:
     def _note(self, incarnation: bytes, epoch: int) -> None:
         if not self._known.note(incarnation, epoch):
             row = read_node(self._database, self._node)
-            raise TakenOver(f"node {self._node!r} was taken by {row.holder if row else 'nobody'} while it was opened")
+            raise NodeTakenOver(
+                f"node {self._node!r} was taken by {row.holder if row else 'nobody'} while it was opened"
+            )
 
     def decide(self, decision: Decision) -> None:
         # DecisionRefused also when it was aborted, or another process took the node.
@@ -379,7 +381,7 @@ class SqlLog:
         for gtrid in unsettled:
             try:
                 state = self.abort(gtrid).value
-            except TakenOver:
+            except NodeTakenOver:
                 state = "another process's to resolve"
             except (LogFull, DecisionRefused) as error:
                 raise LogStopped(str(error)) from error

@@ -23,7 +23,7 @@ PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """How long to wait before each further attempt."""
 
 
-class Reaction(Enum):
+class ErrorReaction(Enum):
     """The reaction to an error."""
 
     RETRY_IN_DOUBT = "the statement may have had its effect or not: try again"
@@ -32,28 +32,28 @@ class Reaction(Enum):
     REFUSE = "it had no effect, and won't have one when tried again"
 
 
-REACTIONS: Final[dict[ErrorKind, Reaction]] = {
-    ErrorKind.LOST: Reaction.RETRY_IN_DOUBT,
-    ErrorKind.FAILED: Reaction.RETRY_IN_DOUBT,
-    ErrorKind.UNTOLD: Reaction.RETRY_IN_DOUBT,
-    ErrorKind.DEADLOCK: Reaction.RETRY,
-    ErrorKind.SERIALIZATION: Reaction.RETRY,
-    ErrorKind.LOCKED: Reaction.RETRY,
-    ErrorKind.CANCELLED: Reaction.RETRY,
-    ErrorKind.EXHAUSTED: Reaction.RETRY,
-    ErrorKind.UNAVAILABLE: Reaction.RETRY,  # a standby: the other server is not there yet
-    ErrorKind.FULL: Reaction.FULL,
-    ErrorKind.INVALID: Reaction.REFUSE,
-    ErrorKind.DENIED: Reaction.REFUSE,
-    ErrorKind.DAMAGED: Reaction.REFUSE,
-    ErrorKind.REFUSED: Reaction.REFUSE,
+REACTIONS: Final[dict[ErrorKind, ErrorReaction]] = {
+    ErrorKind.LOST: ErrorReaction.RETRY_IN_DOUBT,
+    ErrorKind.FAILED: ErrorReaction.RETRY_IN_DOUBT,
+    ErrorKind.UNTOLD: ErrorReaction.RETRY_IN_DOUBT,
+    ErrorKind.DEADLOCK: ErrorReaction.RETRY,
+    ErrorKind.SERIALIZATION: ErrorReaction.RETRY,
+    ErrorKind.LOCKED: ErrorReaction.RETRY,
+    ErrorKind.CANCELLED: ErrorReaction.RETRY,
+    ErrorKind.EXHAUSTED: ErrorReaction.RETRY,
+    ErrorKind.UNAVAILABLE: ErrorReaction.RETRY,  # a standby: the other server is not there yet
+    ErrorKind.FULL: ErrorReaction.FULL,
+    ErrorKind.INVALID: ErrorReaction.REFUSE,
+    ErrorKind.DENIED: ErrorReaction.REFUSE,
+    ErrorKind.DAMAGED: ErrorReaction.REFUSE,
+    ErrorKind.REFUSED: ErrorReaction.REFUSE,
 }
 
 
-def reaction_to(error: SQLAlchemyError) -> Reaction:
+def reaction_to(error: SQLAlchemyError) -> ErrorReaction:
     """What follows from `error`. One that did not come from the driver came before a statement was sent: there was no
     connection to be had."""
-    return REACTIONS[kind_of(error)] if isinstance(error, DBAPIError) else Reaction.RETRY
+    return REACTIONS[kind_of(error)] if isinstance(error, DBAPIError) else ErrorReaction.RETRY
 
 
 def change(action: Callable[[], T], what: str, sleep: Callable[[float], None]) -> T:
@@ -68,9 +68,9 @@ def change(action: Callable[[], T], what: str, sleep: Callable[[float], None]) -
         except SQLAlchemyError as error:
             last = error
         reaction = reaction_to(last)
-        if reaction is Reaction.RETRY_IN_DOUBT:
+        if reaction is ErrorReaction.RETRY_IN_DOUBT:
             doubt = True
-        elif reaction is not Reaction.RETRY and not doubt:
+        elif reaction is not ErrorReaction.RETRY and not doubt:
             break
         if pause_s is not None:
             sleep(pause_s)
@@ -79,7 +79,7 @@ def change(action: Callable[[], T], what: str, sleep: Callable[[float], None]) -
         raise LogStopped(
             f"{what}: whether it was written is unknown, the database can't be reached: {_text(last)}"
         ) from last
-    if reaction is Reaction.FULL:
+    if reaction is ErrorReaction.FULL:
         raise LogFull(f"{what}: the database has no space: {_text(last)}") from last
     raise DecisionRefused(f"{what}: the database refuses it: {_text(last)}") from last
 

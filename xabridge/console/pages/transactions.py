@@ -12,7 +12,7 @@ from xabridge.console.brokers import BrokerProblem, BrokerUnreachable, RequestRe
 from xabridge.console.in_doubt import HERE, together
 from xabridge.console.pages.requests import BrokerReply, checked_form, of_each, page_of
 from xabridge.console.view import PageView
-from xabridge.operations.branch_completion import Act
+from xabridge.operations.branch_completion import OperatorAction
 from xabridge.operations.recovery_pass import would
 from xabridge.operations.service import END, RECOVER, OperatorRequest
 from xabridge.operations.survey import DecisionKnowledge, NotFound, State, advice, find, state_of
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from xabridge.console.in_doubt import InDoubtOverview
     from xabridge.console.nodes import InDoubt, NodeLink
     from xabridge.console.sessions import Session
-    from xabridge.operations.service import Choice, OperatorAnswer
+    from xabridge.operations.service import OperatorAnswer, ProposedAction
     from xabridge.operations.survey import Survey, TransactionView
 
 PAGE: Final = 20
 _PREPARED: Final = "S3 prepared"
 VERBS: Final = {
-    Act.COMMIT.value: "Commit",
-    Act.ROLLBACK.value: "Roll back",
-    Act.FORGET.value: "Forget",
+    OperatorAction.COMMIT.value: "Commit",
+    OperatorAction.ROLLBACK.value: "Roll back",
+    OperatorAction.FORGET.value: "Forget",
     END: "End the decision of",
 }
 
@@ -177,9 +177,9 @@ def _view(found: Survey, name: str) -> TransactionView:
 def _acts(view: TransactionView) -> list[str]:
     """The acts that can come into question."""
     states = {branch.state for branch in view.branches}
-    acts = [Act.COMMIT, Act.ROLLBACK] if states & {State.PREPARED, State.IN_DOUBT} else []
+    acts = [OperatorAction.COMMIT, OperatorAction.ROLLBACK] if states & {State.PREPARED, State.IN_DOUBT} else []
     noted = any(branch.noted is not None for branch in view.branches)
-    return [act.value for act in (*acts, *([Act.FORGET] if State.HEURISTIC in states or noted else []))]
+    return [act.value for act in (*acts, *([OperatorAction.FORGET] if State.HEURISTIC in states or noted else []))]
 
 
 def _gone(view: TransactionView) -> tuple[str, ...]:
@@ -224,7 +224,7 @@ async def _choice(console: Console, session: Session, place: str, wanted: Operat
     return PageView("choice.html", context)
 
 
-async def _chosen(console: Console, place: str, wanted: OperatorRequest) -> tuple[Choice, str]:
+async def _chosen(console: Console, place: str, wanted: OperatorRequest) -> tuple[ProposedAction, str]:
     if place == HERE:
         return await console.site.choose(wanted), ""
     return await _node(console, place).choose(wanted)

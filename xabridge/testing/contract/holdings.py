@@ -122,7 +122,7 @@ class TestHoldings(Contract):
             for open_string in open_strings:
                 failed = [check for check in rm.diagnose(open_string).checks if check.health is Health.FAIL]
                 assert failed
-                assert all(check.mend for check in failed)
+                assert all(check.advice for check in failed)
         finally:
             if harness.capabilities.unreachable:
                 harness.come_back()

@@ -16,7 +16,7 @@ from tests.postgres import Postgres
 from tests.simulation.pipeline.book import Book
 from tests.waiting import until
 from tm.log import Branch, Decision, DecisionRefused
-from tm.log.sql.gtrids import TakenOver
+from tm.log.sql.gtrids import NodeTakenOver
 from xa import FORMAT_ID, Xid
 from xa.coroutines import drive
 from xabridge.pipeline.core.errors import PipelineTaken
@@ -58,11 +58,11 @@ def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str
     second = _opener(url).take("driver-2")
     assert second.log.epoch == first.log.epoch + 1
     for fenced in (first, joined):
-        with pytest.raises(TakenOver, match=r"by another driver as incarnation .* Run one driver for a pipeline"):
+        with pytest.raises(NodeTakenOver, match=r"by another driver as incarnation .* Run one driver for a pipeline"):
             drive(fenced.allot())
-        with pytest.raises(TakenOver):
+        with pytest.raises(NodeTakenOver):
             drive(fenced.row())
-        with pytest.raises(TakenOver):
+        with pytest.raises(NodeTakenOver):
             drive(fenced.plan(1, 0, b"g", 1, READS[0]))
 
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
@@ -217,7 +217,7 @@ def test_a_change_waits_for_a_process_that_is_taking_the_pipeline(postgres: Post
         sent = pool.submit(lambda: drive(changes[change]()))
         _wait_for_lock(url)
         taking.commit()
-        with pytest.raises(TakenOver):
+        with pytest.raises(NodeTakenOver):
             sent.result(20)
 
     other = _opener(url).take("e")

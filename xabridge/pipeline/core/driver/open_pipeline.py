@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tm.log import DecisionRefused, LogError
-from tm.log.sql.gtrids import TakenOver
+from tm.log.sql.gtrids import NodeTakenOver
 from tm.resources.blocking_ports import BlockingPorts
 from tm.two_phase.return_codes import Verb
 from xa import SharingBranches, XaError, log_prefix
@@ -82,7 +82,7 @@ class BlockingLog:
     async def begin(self, gtrid: bytes) -> LogError | None:
         try:
             self._log.begin(gtrid)
-        except TakenOver:
+        except NodeTakenOver:
             raise
         except DecisionRefused as error:
             return error
@@ -216,7 +216,7 @@ def pipeline_errors() -> Iterator[None]:
     """Raises errors of the decision log as errors of the pipeline."""
     try:
         yield
-    except TakenOver as error:
+    except NodeTakenOver as error:
         raise PipelineTaken(str(error)) from error
     except LogError as error:
         raise PipelineError(f"the decision log failed: {error}") from error

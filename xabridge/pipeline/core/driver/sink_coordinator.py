@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tm.log import LogError
-from tm.log.sql.gtrids import TakenOver
+from tm.log.sql.gtrids import NodeTakenOver
 from xa import LimitingPrepared, XaError
 from xa.coroutines import drive
 from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
@@ -194,7 +194,7 @@ class SinkCoordinator:
 
         try:
             pipeline.ledger.note_result(result)
-        except (LogError, TakenOver) as error:
+        except (LogError, NodeTakenOver) as error:
             logger.warning("pipeline %s: what epoch %d did could not be noted: %s", plan.pipeline, plan.epoch, error)
 
     def abort(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> None:
@@ -232,6 +232,6 @@ class SinkCoordinator:
             return ledger.log.epoch == incarnation
         try:
             drive(ledger.row())
-        except TakenOver:
+        except NodeTakenOver:
             return False
         return True

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from tm.log import LogError, LogLocked
 from tm.log.sql import SqlLog, retry
 from tm.log.sql.database import Database
-from tm.log.sql.gtrids import TakenOver
+from tm.log.sql.gtrids import NodeTakenOver
 from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.ledger.refusals import not_bound, taken
 from xabridge.pipeline.core.ledger.schema import DRIVER, METADATA, PIPELINE
@@ -104,7 +104,7 @@ class LedgerOpener:
         log = SqlLog(database, self._pipeline, take_over=True, keep_s=None, sleep=self._sleep)
         try:
             self._note(database, log.epoch, driver)
-        except TakenOver as error:
+        except NodeTakenOver as error:
             log.close()
             raise PipelineTaken(str(error)) from error
         return SqlLedger(database, log, self._sleep)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from sqlalchemy import bindparam, delete, func, literal, select, text, true, update
 
 from tm.log.sql import retry
-from tm.log.sql.gtrids import TakenOver
+from tm.log.sql.gtrids import NodeTakenOver
 from tm.log.sql.states import GtridState
 from tm.log.sql.tables import GTRIDS, NODE
 from xabridge.pipeline.core.errors import PipelineTaken
@@ -101,7 +101,7 @@ class SqlLedger:
     async def row(self) -> PipelineRow:
         row = self._read(lambda: read_pipeline(self._database, self.pipeline))
         if row is None or row.incarnation != self.log.epoch:
-            raise TakenOver(taken(self.pipeline, row, f"this process belongs to incarnation {self.log.epoch}"))
+            raise NodeTakenOver(taken(self.pipeline, row, f"this process belongs to incarnation {self.log.epoch}"))
         return row
 
     async def epoch(self, epoch: int) -> EpochRow | None:
@@ -424,7 +424,7 @@ def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
     it."""
     row = connection.execute(_NODE, {"pipeline": pipeline}).one_or_none()
     if row is None or row.epoch != incarnation:
-        raise TakenOver(taken_meanwhile(pipeline, row.epoch if row else 0, incarnation))
+        raise NodeTakenOver(taken_meanwhile(pipeline, row.epoch if row else 0, incarnation))
 
 
 def read_ownership(database: Database, pipeline: str, query: str) -> PipelineOwnership:
