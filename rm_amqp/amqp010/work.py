@@ -76,7 +76,7 @@ class Work:
     held: dict[int, ReceivedMessage] = field(default_factory=dict)
     """By the identity of the application's message."""
     put_back: list[int] = field(default_factory=list)
-    """The numbers of transfers that are given back, as if they had not been received, also where the work has failed."""
+    """The numbers of transfers that are given back as if they had not been received, also where the work failed."""
     sent: set[int] = field(default_factory=set)
     """The numbers of the transfers that are not known to be routed."""
     gathered: int = 0

@@ -85,9 +85,7 @@ def _as_json(value: Any) -> Any:
     )
 
 
-_encode: Final = json.JSONEncoder(
-    default=_as_json, ensure_ascii=False, allow_nan=False, separators=(",", ":")
-).encode
+_encode: Final = json.JSONEncoder(default=_as_json, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _WRITTEN: Final[tuple[tuple[Any, Callable[[Any], Any]], ...]] = (
     (Enum, lambda value: value.value),
     ((datetime, date, time), lambda value: value.isoformat()),

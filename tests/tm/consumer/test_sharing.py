@@ -22,7 +22,7 @@ from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import KINDS, Stall
 from tests.waiting import until
-from tm import Consumer, ConsumerSettings, Counts, Outcome, ResourceConfig, Transaction, TransactionManager
+from tm import Consumer, ConsumerSettings, MessageCounts, Outcome, ResourceConfig, Transaction, TransactionManager
 from tm.consumer.sharing import MOST_PAUSED, PAUSED, Sharing
 from tm.faults import Fault
 from xa import Code
@@ -164,7 +164,7 @@ def test_messages_that_wait_share_a_transaction_in_their_order(stall: Stall, kin
     with sharing(stall, kind(handler), handler.clock) as consumer:
         stall.until.count(20)
     assert handler.shares == [[0], [1, 2], [3, 4, 5, 6], list(range(7, 15)), list(range(15, 20))]
-    assert consumer.counts == Counts(handled=20)
+    assert consumer.counts == MessageCounts(handled=20)
     assert stall.look(stall.out) == list(range(20))
     assert stall.store.data.keys() == {str(number) for number in range(20)}
 
@@ -225,7 +225,7 @@ def test_only_the_message_whose_handler_raises_has_failed(stall: Stall, kind: An
     assert handler.shares[len(first) : len(first) + len(alone)] == alone
     assert attempts == ([0, 1] if place == 7 else [0, 0, 1]), "what fails in company does not count"
     assert {count for _, body, count in handler.begun if body != place} == {0}
-    assert consumer.counts == Counts(handled=19, failed={9: 3 + 1 + 1, 7: 1 + 1}[place], dead_lettered=1)
+    assert consumer.counts == MessageCounts(handled=19, failed={9: 3 + 1 + 1, 7: 1 + 1}[place], dead_lettered=1)
     ((body, why),) = stall.letters()
     assert (body, why["reason"], why["deliveries"]) == (place, "LookupError: poison", 2)
     assert sorted(stall.look(stall.out)) == [number for number in range(20) if number != place]
@@ -258,7 +258,7 @@ def test_a_refused_commit_is_tried_again_one_by_one(stall: Stall) -> None:
     with consumer:
         until(lambda: consumer.counts.handled >= 10)
     assert handler.shares == [[0], [1, 2], [3, 4, 5, 6], [7, 8, 9], [7], [8], [9]]
-    assert consumer.counts == Counts(handled=10, failed=3)
+    assert consumer.counts == MessageCounts(handled=10, failed=3)
     assert {count for _, _, count in handler.begun} == {0}
 
 
@@ -377,7 +377,7 @@ class Counter:
         self.manager = TransactionManager("rows", log, {"broker": f"amqp://{broker.address}", "shop": database})
         self.queue = f"rows-{folder.name}"
 
-    def consume(self, handler: Any, count: int) -> Counts:
+    def consume(self, handler: Any, count: int) -> MessageCounts:
         """The counts when so many messages, numbers, have come to their ends."""
         consumer = Consumer(
             self.manager, self.queue, handler, batch=50, max_deliveries=1, idle_s=0.05, retry_first_s=0.01, share_s=5.0
