@@ -411,7 +411,6 @@ def test_what_was_not_compared_is_said(restored: Set, xabridge: Xabridge) -> Non
     field.configure(urls=[("broker", "amqp://127.0.0.1:1")])
     shutil.rmtree(field.log_folder)
     field.open_log().close()
-    restored.file.unlink()
     make_store(restored.file)
     said = xabridge("check", "--store", f"broker=sqlite:///{restored.file}")
     assert said.out.endswith("it fits together\n"), said
@@ -489,8 +488,6 @@ def test_a_store_that_lacks_what_was_carried_out_there_does_not_fit(
     field = restored.field
     restored.field.stores["shop"].restore(BackUp({}, ()))
     restored.field.stores["shop"].heal()
-    for file in restored.file.parent.glob(f"{restored.file.name}*"):
-        file.unlink()
     make_store(restored.file)
     for of, at_s in (("shop", time.time() + 1000), ("broker", time.time() + later_s)):
         carried_out(field, of, at_s)
@@ -539,7 +536,9 @@ def databases(folder: Path) -> dict[Path, bytes]:
 
 
 def make_store(file: Path) -> None:
-    """A store in which nothing is in doubt."""
+    """A store in which nothing is in doubt, in place of another one."""
+    for before in file.parent.glob(f"{file.name}*"):
+        before.unlink()
     store = SqlStore(f"sqlite:///{file}", (loop := Loop()).deliver)
     opened = Opened(store, loop)
     batch = Batch()
