@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
+from dtx.broker.broker import rehearse_start
 from dtx.store.contract import (
     Batch,
+    Restored,
     Step,
     StoreBusy,
     StoreDamaged,
@@ -27,6 +29,7 @@ from dtx.store.contract import (
     StoreStopped,
 )
 from dtx.store.sql import SqlStore
+from dtx.store.sql.inspection import look_at_store
 from dtx.store.sql.store import open_database
 from tests.dtx.store.stores import WAIT_S, Loop, Opened, Place, enqueued
 from tests.postgres import Postgres
@@ -200,6 +203,25 @@ def test_one_process_has_the_store(sql_place: Place) -> None:
         sql_place.make(Loop()).open()
     sql_place.close()
     sql_place.open()
+
+
+def test_a_look_while_it_is_at_work(sql_place: Place) -> None:
+    """What a start would read, as it is at one moment, though the store goes on writing meanwhile."""
+    opened = sql_place.open()
+    with opened.batch() as batch:
+        batch.create_queue(opened.first, "orders")
+    opened.keep(enqueued(range(opened.first + 1, opened.first + 2001), opened.first))
+    seen: list[int] = []
+
+    def rehearse(restored: Restored) -> None:
+        rehearse_start(restored)
+        opened.keep(enqueued([opened.first + 3000 + len(seen)], opened.first))
+        seen.append(len(list(restored.messages())))
+
+    for _ in range(3):
+        assert look_at_store(str(sql_place.where), rehearse).faults == ()
+    assert seen == [2000, 2001, 2002]
+    assert len(list(sql_place.open().restored.messages())) == 2003
 
 
 def test_a_first_opening_that_fails_at_any_statement_leaves_a_store_that_can_be_opened(sqlite_place: Place) -> None:
