@@ -13,7 +13,7 @@ from dtx.broker.management.transfers import Transfer, TransferRefused, result
 from dtx.broker.queues.entry import Entry, write_post
 from dtx.broker.queues.payloads import split_format
 from dtx.broker.transactional_resource import fits_one_piece, not_stored
-from dtx.protocol.conditions import refused
+from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import CHUNK, Batch
 from xa import Code
 
@@ -65,6 +65,7 @@ def page(request: ManagementRequest) -> list[Value]:
             "group": entry.group or None,
             "from": None if origin is None else origin.queue,
             "why": None if origin is None else origin.reason,
+            "unreadable": entry.number in queue.unreadable,
         }
 
     if ids:
@@ -82,7 +83,11 @@ def read(request: ManagementRequest, answer: Answer) -> None:
         raise refused(Code.XAER_INVAL, message)
 
     def fetched(payload: bytes | None) -> None:
-        message_format, octets = split_format(payload or b"")
+        if payload is None:
+            message = f"message {entry.number:x} can't be read from the store, or has just left {queue.name}"
+            answer(Refusal(Condition.INTERNAL_ERROR, message, Code.XAER_RMERR))
+            return
+        message_format, octets = split_format(payload)
         foreign: Map = {"format": Uint(message_format)} if message_format else {}
         answer({"octets": octets, "deliveries": Ulong(entry.count), **foreign})
 

@@ -29,6 +29,7 @@ from tests.dtx.broker.peer import (
     closed,
     condition_of,
     filled,
+    manage,
     post,
     queue_told,
     refused_with,
@@ -208,6 +209,9 @@ def test_a_message_whose_payload_the_store_lacks_stays_and_is_given_to_no_one(
     assert world.connect().bodies(peer.receiver("q", 5)) == []
     shown = queue_told(peer)
     assert (shown["unreadable"], shown["held"]) == (1, shown["depth"])
+    assert next(one["unreadable"] for one in manage(peer, operation="messages", queue="q")) is True
+    answer = manage(peer, operation="read", queue="q", id=f"{number:x}")
+    assert "can't be read" in answer.description if size <= CHUNK else answer.condition == Condition.INVALID_FIELD
     assert f"message {number} of the queue q can't be read from the store, and is given to no one" in caplog.text
     assert not world.stopped
 

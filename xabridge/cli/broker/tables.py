@@ -113,7 +113,8 @@ def messages(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
                 left,
             )
         )
-        below.append([] if one["why"] is None else wrapped(f"from {escaped(one['from'])}: {escaped(one['why'])}"))
+        notes = [] if one["why"] is None else wrapped(f"from {escaped(one['from'])}: {escaped(one['why'])}")
+        below.append([*notes, "can't be read from the store"] if one.get("unreadable") else notes)
     return table(("ID", "STATE", "SIZE", "TRIES", "AGE", "EXPIRES"), rows, below, left=2)
 
 
