@@ -23,7 +23,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.conditions import Condition, ProtocolError, Scope
-from dtx.amqp.events import ConnectionClosed, ConnectionOpened, SessionBegun, SessionEnded
+from dtx.amqp.events import ConnectionClosed, ConnectionOpened, SessionBegun, SessionEnded, WorkDropped
 from dtx.amqp.frames import (
     AMQP_HEADER,
     FRAME_HEADER,
@@ -361,7 +361,13 @@ class Connection:
             session.received_end()
         elif session.state is SessionState.MAPPED:
             self._received_inside(session, performative, octets)
-        # otherwise we have ended it, and the peer did not know
+        else:  # we have ended it, and the peer did not know
+            self.drop(performative)
+
+    def drop(self, performative: Performative) -> None:
+        """A frame of a session is not looked at. An event says so, if it may belong to a transaction."""
+        if isinstance(performative, Transfer | Disposition) and performative.state is not None:
+            self._events.append(WorkDropped(performative.state))
 
     def _received_inside(self, session: Session, performative: Performative, octets: bytes) -> None:
         """A frame of a session that both sides have begun."""
@@ -376,6 +382,7 @@ class Connection:
             else:
                 session.end(error_sent)
             self._events.append(SessionEnded(session, error_sent, by_peer=False))
+            self.drop(performative)
 
     def _received_in(self, session: Session, performative: Performative, octets: bytes) -> None:
         """A frame of a session that both sides have begun, and neither has ended."""

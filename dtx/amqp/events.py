@@ -92,6 +92,14 @@ class Disposed:
     unknown: bool
 
 
+@dataclass(slots=True)
+class WorkDropped:
+    """A transfer or a disposition with this state, encoded, was not looked at: it was wrong, or it came on a link or a
+    session that had failed or that we had ended. If the state names a transaction, that lacks this work."""
+
+    state: bytes
+
+
 Event = (
     ConnectionOpened
     | ConnectionClosed
@@ -102,4 +110,5 @@ Event = (
     | LinkFlow
     | Transferred
     | Disposed
+    | WorkDropped
 )

@@ -432,6 +432,9 @@ class Session:
                 else:
                     link.detach(error=error_sent)
                 events.append(LinkDetached(link, error_sent, closed=True, by_peer=False))
+                self.connection.drop(transfer)
+        else:
+            self.connection.drop(transfer)
 
     def received_delivery_id(self, number: int) -> None:
         """A delivery begins."""

@@ -23,6 +23,7 @@ from dtx.amqp.events import (
     SessionBegun,
     SessionEnded,
     Transferred,
+    WorkDropped,
 )
 from dtx.amqp.sole_connection import (
     REFUSED,
@@ -137,6 +138,7 @@ class BrokerConnection:
             LinkFlow: self._on_flow,
             Transferred: self._on_transfer,
             Disposed: self._on_disposition,
+            WorkDropped: self._on_dropped,
         }
         container.connections[self.number] = self
 
@@ -481,15 +483,21 @@ class BrokerConnection:
             if link is not None:
                 link.disposed(delivery, state, settled=settled)
         if event.unknown and state is not None:
-            self._on_lost_work(state)
+            message = "an outcome for a delivery that is gone: its link was detached, or it is settled"
+            self._refuse_success(state, message)
 
-    def _on_lost_work(self, state: bytes) -> None:
+    def _on_dropped(self, event: WorkDropped) -> None:
+        self._refuse_success(
+            event.state, "a message or an outcome on a link that was detached, or a session that ended"
+        )
+
+    def _refuse_success(self, state: bytes, message: str) -> None:
         """The peer gave an outcome to deliveries that are gone, with their link for example, so that the messages are
-        somebody else's by now. A transaction that is to do this can't succeed."""
+        somebody else's by now; or it sent a message that is not looked at. A transaction that is to do this can't
+        succeed."""
         with contextlib.suppress(WireError):
             context = self.txns.live.get(self.txns.read(state)[0] or b"")
             if context is not None:
-                message = "an outcome for a delivery that is gone: its link was detached, or it is settled"
                 context.refuse_success(Refusal(Condition.ROLLBACK, message, Code.XA_RBPROTO))
 
     @property

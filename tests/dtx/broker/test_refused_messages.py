@@ -15,13 +15,14 @@ from dtx.amqp.conditions import Condition
 from dtx.amqp.encoding import encode
 from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong
 from dtx.broker.access.rate_limited_log import MOST
+from dtx.broker.endpoint.link import MOST_EMPTY
 from dtx.broker.settings import Limits, QueueSettings, Settings
 from dtx.protocol.commands import CONTROL, Declare, Discharge
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import ACCEPTED, REJECTED
 from dtx.store.contract import StoreFull
 from tests.dtx.amqp.described import items_of
-from tests.dtx.broker.peer import Coordinator, Peer, World, condition_of, frame
+from tests.dtx.broker.peer import Coordinator, Peer, World, condition_of, flow, frame
 from tests.dtx.broker.strangers import (
     ATTACH,
     BEGIN,
@@ -433,6 +434,78 @@ def test_a_transaction_does_not_commit_without_a_message_behind_a_refused_one() 
     (disposition,) = said(answers_to(slow), DISPOSITION)
     assert disposition[1] == 5
     assert disposition[4].descriptor == REJECTED
+
+
+BROKEN = {why: octets for why, (_, octets) in WRONG.items() if why in {"no link", "a resumed delivery"}}
+
+
+@pytest.mark.parametrize("why", [*BROKEN, "refused"])
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_transaction_does_not_commit_without_a_message_that_is_not_looked_at(why: str, *, settled: bool) -> None:
+    """It comes behind the detach of its link, or the end of its session, of which its sender does not know yet."""
+    stranger = Stranger(World(TAKES))
+    stranger.greet(sessions=2)
+    stranger.say(frame(ATTACH, attach_fields(coordinator(), handle=1), channel=1))
+    stranger.say(frame(TRANSFER, control_fields(0), CONTROL_MESSAGE + CONTROL.encode(Declare()), channel=1))
+    ((*_, state),) = said(answers_to(stranger), DISPOSITION)
+    (txn_id,) = state.value
+    stranger.attach(0)
+    stranger.say(BROKEN.get(why, frame(TRANSFER, [Uint(0), Uint(2), b"2", Uint(0), True], body(to="nowhere"))))
+    assert said(answers_to(stranger), END if why == "no link" else DETACH)
+
+    posted = Described(Ulong(0x34), [txn_id])
+    stranger.say(frame(TRANSFER, [Uint(0), Uint(4), b"4", Uint(0), settled, False, None, posted], body(to="q")))
+    discharge = CONTROL_MESSAGE + CONTROL.encode(Discharge(txn_id))
+    stranger.say(frame(TRANSFER, control_fields(1), discharge, channel=1))
+    (disposition,) = said(answers_to(stranger), DISPOSITION)
+    assert disposition[4].descriptor == REJECTED
+
+
+def test_a_transaction_does_not_commit_without_an_outcome_in_a_session_that_ended() -> None:
+    """The message comes again, and would be handled twice."""
+    world = World(TAKES)
+    stranger = Stranger(world)
+    stranger.greet(sessions=2)
+    stranger.attach(0, node("q"))
+    stranger.transfer(0, 0, body())
+    stranger.say(frame(ATTACH, attach_fields(coordinator(), handle=1), channel=1))
+    stranger.say(frame(TRANSFER, control_fields(0), CONTROL_MESSAGE + CONTROL.encode(Declare()), channel=1))
+    (txn_id,) = said(answers_to(stranger), DISPOSITION)[-1][4].value
+    stranger.attach(2, source=source("q"), receiver=True)
+    stranger.say(flow(2, 0, 1, None))
+    assert said(answers_to(stranger), TRANSFER)
+
+    accepted = Described(Ulong(0x34), [bytes(txn_id), Described(Ulong(0x24), [])])
+    stranger.say(BROKEN["no link"] + frame(DISPOSITION, [True, Uint(0), None, True, accepted]))
+    discharge = CONTROL_MESSAGE + CONTROL.encode(Discharge(bytes(txn_id)))
+    stranger.say(frame(TRANSFER, control_fields(1), discharge, channel=1))
+    assert said(answers_to(stranger), DISPOSITION)[-1][4].descriptor == REJECTED
+    assert world.queue().available == 1
+
+
+@pytest.mark.parametrize("why", ["empty parts", "a resumed delivery", "no link"])
+def test_a_transaction_does_not_commit_without_a_message_whose_link_ended_in_its_middle(why: str) -> None:
+    """The message has more empty parts than one may have, or a broken protocol ends the link or the session."""
+    stranger = Stranger(World())
+    stranger.greet(sessions=2)
+    stranger.say(frame(ATTACH, attach_fields(coordinator(), handle=1), channel=1))
+    stranger.say(frame(TRANSFER, control_fields(0), CONTROL_MESSAGE + CONTROL.encode(Declare()), channel=1))
+    (txn_id,) = said(answers_to(stranger), DISPOSITION)[-1][4].value
+    stranger.attach(0, node("q"))
+    begun = [Uint(0), Uint(1), b"1", Uint(0), True, True, None, Described(Ulong(0x34), [bytes(txn_id)])]
+    more = frame(TRANSFER, [Uint(0), Uint(1), b"1", Uint(0), True, True]) * MOST_EMPTY
+
+    stranger.say(frame(TRANSFER, begun) + BROKEN.get(why, more))
+    assert said(answers_to(stranger), END if why == "no link" else DETACH)
+    discharge = CONTROL_MESSAGE + CONTROL.encode(Discharge(bytes(txn_id)))
+    stranger.say(frame(TRANSFER, control_fields(1), discharge, channel=1))
+    (disposition,) = said(answers_to(stranger), DISPOSITION)
+    assert disposition[4].descriptor == REJECTED
+
+
+def control_fields(number: int) -> list[Any]:
+    """The fields of a transfer on the control link with handle 1."""
+    return [Uint(1), Uint(number), bytes((number,)), Uint(0), False]
 
 
 @pytest.mark.parametrize("more", [False, True])
