@@ -178,14 +178,16 @@ class SocketConnection:
 
             try:
                 deadline = steps.send(None)
+                asked_before = not self._flush()
                 while True:
-                    self._flush()
-                    octets = self._wait(deadline, ready)
+                    octets = self._wait(deadline, ready, asked_before=asked_before)
                     if octets is not None:
                         self.endpoint.received(octets)
                     if self._waiters or self._runs:
                         self._notify(reads=True)
                     deadline = steps.send(None)
+                    self._flush()
+                    asked_before = False
             except StopIteration as end:
                 if not later:
                     self._flush()
@@ -236,8 +238,9 @@ class SocketConnection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _wait(self, deadline: float, ready: Ready | None) -> bytes | None:
-        """Waits until something happened or the time has come; what was read. The lock is held before and after."""
+    def _wait(self, deadline: float, ready: Ready | None, *, asked_before: bool) -> bytes | None:
+        """Waits until something happened or the time has come; what was read. The lock is held before and after. With
+        `asked_before` the answer may be there already, and it is read without asking whether it is."""
         timeout_s = deadline - self.endpoint.clock()
         if timeout_s <= 0 or self.endpoint.lost is not None:
             return self._receive()
@@ -248,6 +251,8 @@ class SocketConnection:
         if self._reading and not self._unsent:
             self._wait_turn(Waiter(ready), timeout_s)
             return None
+        if asked_before and not self._reading and (octets := self._receive()) is not None:
+            return octets
         reads = not self._reading
         poll = self._both if self._unsent else self._readable
         try:  # where Ctrl-C nearly always interrupts an application that receives: between two steps
@@ -359,12 +364,13 @@ class SocketConnection:
         self._waiters = left
 
     # -- octets; with the lock
-    def _flush(self) -> None:
-        """Writes what there is to write, as far as the socket takes it."""
+    def _flush(self) -> bool:
+        """Writes what there is to write, as far as the socket takes it; whether there was something new."""
         unsent, endpoint = self._unsent, self.endpoint
         endpoint.stage()
         staged = endpoint.staged
-        if staged:
+        is_new = bool(staged)
+        if is_new:
             self._asked = True
             if len(staged) > 1 and sum(map(len, staged)) <= MAX_COPIED:
                 unsent.append(b"".join(staged))
@@ -376,15 +382,16 @@ class SocketConnection:
             try:
                 count = self._socket.send(unsent[0])
             except (BlockingIOError, InterruptedError):
-                return
+                break
             except OSError as error:
                 unsent.clear()
                 self.endpoint.lose(error.strerror or str(error))
-                return
+                break
             if count == len(unsent[0]):
                 unsent.popleft()
             else:
                 unsent[0] = memoryview(unsent[0])[count:]
+        return is_new
 
     def _receive(self) -> bytes | None:
         """What has come: nothing at the end, None where there is none now."""

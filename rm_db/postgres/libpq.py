@@ -165,14 +165,17 @@ class LibpqConnection(ServerConnection):
             raise _lost(error) from None
         self.owed = 1
 
-    async def collect(self) -> Reply:
-        """The reply that is owed."""
+    async def collect(self, *, asked_before: bool = False) -> Reply:
+        """The reply that is owed. With `asked_before` it may be there already, and is read without asking whether it
+        is."""
         pgconn = self.pgconn
         results: list[PGresult] = []
         most = 0
         try:
             while pgconn.flush():
                 await self._writable
+                pgconn.consume_input()
+            if asked_before:
                 pgconn.consume_input()
 
             while True:

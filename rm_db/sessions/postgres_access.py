@@ -44,7 +44,7 @@ class PostgresAccess(BranchAccess["LibpqConnection"]):
     async def _collect_begin(self, connection: LibpqConnection) -> None:
         work = self.work
         if connection.owed:
-            work.refused = (await connection.collect()).failure
+            work.refused = (await connection.collect(asked_before=True)).failure
         if connection.status == IDLE and connection.alive:
             if work.refused is not None:
                 raise _error_of(work.refused)

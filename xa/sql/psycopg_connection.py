@@ -248,7 +248,7 @@ def _is_local(settings: Mapping[str, Any], environment: Mapping[str, str]) -> bo
 def received_octets(descriptor: int) -> int:
     """How many octets have arrived on a TCP connection since it was made; 0 where the system does not count them."""
     with suppress(OSError, AttributeError, struct.error):
-        connected = socket.socket(fileno=descriptor)
+        connected = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)  # else it would ask for all three
         try:
             info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         finally:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +49,9 @@ ROWS_OF_A_PAGE: Final = 3
 MOST_TIMES: Final = 64
 """So often at most while a caller waits."""
 MARGIN: Final = 256 * 1024
+PLENTY: Final = 256 * 1024 * 1024
+PLENTY_S: Final = 0.1
+"""With so much free, the disk is not asked again before that: neither this nor others write so much meanwhile."""
 LITTLE: Final = 1024 * 1024
 """With less free, a store is opened without its reserve."""
 KEPT_TEXTS: Final = 512
@@ -77,7 +81,11 @@ class SqliteTransactions(Transactions):
 class DiskSpace:
     """The `DiskHeadroom` of a file, as the connection sees it that writes."""
 
-    def __init__(self, transactions: Transactions, reserve: DiskReserve) -> None:
+    def __init__(
+        self, transactions: Transactions, reserve: DiskReserve, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._plenty_until = 0.0
         self._cursor = transactions.cursor
         self._failures = transactions.failures
         self._reserve = reserve
@@ -104,9 +112,12 @@ class DiskSpace:
         return kind_of(error) is ErrorKind.FULL  # a write failed, before the force
 
     def has_room(self, octets: int) -> bool:
-        if octets == 0:
+        now = self._clock()
+        if octets == 0 or (now < self._plenty_until and 8 * octets <= PLENTY):
             return True
         free = self._reserve.free - MARGIN
+        if free > PLENTY:
+            self._plenty_until = now + PLENTY_S
         if free > 2 * octets:  # in the log, and then in the file
             return True
         return free > octets + max(0, octets - self._unused)
