@@ -300,7 +300,7 @@ class ReceivingLink(Link, ABC):
         self.receiver.give_credit(self._credit)
 
     def gone(self) -> None:
-        if self._partial is not None and self.attachment is not Attachment.CLOSED:
+        if self._partial is not None and self.attachment is not AttachmentState.CLOSED:
             message = "a message of the transaction is not complete, and its link or session has ended with an error"
             self._partial.refuse_success(Refusal(Condition.ROLLBACK, message, Code.XA_RBPROTO))
         self._end_partial()

@@ -52,6 +52,7 @@ def page(request: ManagementRequest) -> list[Value]:
 
     def shown(entry: Entry) -> Map:
         origin = queue.origins.get(entry.number)
+
         return {
             "id": f"{entry.number:x}",
             "position": f"{entry.position:x}",
