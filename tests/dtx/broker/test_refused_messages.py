@@ -6,6 +6,8 @@ Terminus for Message Routing", 2.2.2 (routing errors)."""
 from __future__ import annotations
 
 import logging
+import os
+import random
 from typing import Any
 
 import pytest
@@ -588,3 +590,88 @@ def test_a_close_behind_nothing_is_answered_at_once(world: World) -> None:
     slow.say(frame(CLOSE, []))
     assert closed_with(slow.told()) == "without an error"
     assert not world.jobs
+
+
+# -- any order
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "60"))
+SEED = int(os.environ.get("XABRIDGE_SEED", "0"))
+
+
+class Talk:
+    """A peer that posts on links of two sessions, in a transaction of a third one and outside of it, and breaks the
+    protocol now and then, while the store answers when it likes."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.world = World(Settings(queues={"full": QueueSettings(max_depth=0), "small": QueueSettings(max_depth=3)}))
+        self.slow = Slow(self.world)
+        self.slow.greet(sessions=3)
+        self.slow.say(frame(ATTACH, attach_fields(coordinator(), handle=1), channel=2))
+        self.slow.say(frame(TRANSFER, control_fields(0), CONTROL_MESSAGE + CONTROL.encode(Declare()), channel=2))
+        (txn_id,) = said(answers_to(self.slow), DISPOSITION)[-1][4].value
+        self.txn_id = bytes(txn_id)
+
+        for handle in range(2, 8):
+            target = chance.choice([node("q"), node("small"), None])
+            terminus = chance.choice([None, ACCEPTS_ONLY])
+            self.slow.say(frame(ATTACH, attach_fields(target, terminus, handle), channel=handle % 2))
+        self.answers = answers_to(self.slow)
+        self.next = [0, 0]
+        self.posted: dict[tuple[int, int], tuple[bool, bool]] = {}
+        """Session and delivery → whether it was sent settled, and in the transaction."""
+
+    def act(self) -> bytes:
+        """The next frame."""
+        handle, channel = self.chance.randrange(2, 8), self.chance.randrange(2)
+        if self.chance.random() < 0.15:
+            resumed = [Uint(handle), Uint(self.next[handle % 2]), b"r", Uint(0), False, False, None, None, True]
+            wrong = frame(TRANSFER, [Uint(77), Uint(0), b"w", Uint(0), False], body(), channel=channel)
+            return self.chance.choice([wrong, frame(TRANSFER, resumed, body(), channel=handle % 2)])
+
+        channel = handle % 2
+        number, self.next[channel] = self.next[channel], self.next[channel] + 1
+        settled, transactional = self.chance.random() < 0.4, self.chance.random() < 0.6
+        self.posted[channel, number] = settled, transactional
+        state = Described(Ulong(0x34), [self.txn_id]) if transactional else None
+        fields = [Uint(handle), Uint(number), b"%d-%d" % (channel, number), Uint(0), settled, False, None, state]
+        to = self.chance.choice(["q", "q", "small", "full"])
+        return frame(TRANSFER, fields, body(f"{channel}-{number}", to=to), channel=channel)
+
+    def run(self) -> bool:
+        """Some frames, several at a time, and the discharge; whether that succeeds."""
+        for _ in range(self.chance.randrange(1, 8)):
+            self.slow.say(b"".join(self.act() for _ in range(self.chance.randrange(1, 4))))
+            while self.world.jobs and self.chance.random() < 0.5:
+                self.world.jobs.popleft()()
+
+        discharge = CONTROL_MESSAGE + CONTROL.encode(Discharge(self.txn_id))
+        self.slow.say(frame(TRANSFER, control_fields(1), discharge, channel=2))
+        while self.world.jobs:
+            self.world.jobs.popleft()()
+            self.answers += answers_to(self.slow)
+        self.answers += answers_to(self.slow)
+        outcomes = [fields for channel, code, fields in self.answers if (channel, code) == (2, DISPOSITION)]
+        return bool(outcomes[-1][4].descriptor == ACCEPTED)
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + SCHEDULES))
+def test_whatever_breaks_no_outcome_is_missing_and_no_transaction_commits_a_part(seed: int) -> None:
+    talk = Talk(random.Random(seed))
+    committed = talk.run()
+    outcomes: dict[tuple[int, int], Any] = {}
+    for channel, code, fields in talk.answers:
+        if code == DISPOSITION and channel < 2:
+            _, first, last, _, state, *_ = fields
+            numbers = range(first, (first if last is None else last) + 1)
+            outcomes |= {(channel, number): state.descriptor for number in numbers}
+
+    reader = talk.world.connect()
+    stored = [text for queue in ("q", "small") for text in reader.drained(queue) if text != "x"]
+    there = {(int(channel), int(number)) for channel, _, number in (text.partition("-") for text in stored)}
+    assert len(there) == len(stored)
+    for one, (settled, transactional) in talk.posted.items():
+        if transactional:
+            assert (one in there) <= committed
+            assert not committed or one in there or (not settled and one in outcomes)
+        elif not settled:
+            assert (one in there) == (outcomes.get(one) == ACCEPTED)
