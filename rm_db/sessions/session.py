@@ -1,4 +1,4 @@
-"""Session: what an application works with during one association; SessionUnit: a unit of work that has one."""
+"""Session: what an application works with during one association; SessionUnitOfWork: a unit of work that has one."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Book:
         return self.incarnation
 
     def check(self, incarnation: int) -> None:
-        """TakenOver: it is another one's."""
+        """NodeTakenOver: it is another one's."""
         if incarnation != self.incarnation:
             raise NodeTakenOver("taken over")
 

@@ -376,7 +376,7 @@ class SqlLedger:
 
     def _change_one(self, what: str, statement: Executable) -> Sequence[Any]:
         """Makes a change of one statement, and returns the rows that it returns, one for each row that it changed.
-        TakenOver: it changed none, and the pipeline is under another incarnation."""
+        NodeTakenOver: it changed none, and the pipeline is under another incarnation."""
 
         def attempt() -> Sequence[Any]:
             with self._database.writing(), self._database.engine.connect() as connection:
@@ -407,7 +407,7 @@ class SqlLedger:
 
 @contextmanager
 def changing(database: Database, pipeline: str, incarnation: int) -> Iterator[Connection]:
-    """A transaction during which the pipeline stays under this incarnation. TakenOver: it is under another one."""
+    """A transaction during which the pipeline stays under this incarnation. NodeTakenOver: it is under another one."""
     with database.writing(), database.engine.connect() as connection:
         connection.execute(text("BEGIN IMMEDIATE" if database.is_sqlite else "BEGIN"))
         try:
@@ -420,7 +420,7 @@ def changing(database: Database, pipeline: str, incarnation: int) -> Iterator[Co
 
 
 def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
-    """Locks the pipeline, so that no process takes it until the transaction is over. TakenOver: another process has
+    """Locks the pipeline, so that no process takes it until the transaction is over. NodeTakenOver: another process has
     it."""
     row = connection.execute(_NODE, {"pipeline": pipeline}).one_or_none()
     if row is None or row.epoch != incarnation:

@@ -9,7 +9,7 @@ without I/O. They await the methods of these ports and nothing else:
 another process may act (`tests/simulation/pipeline`).
 
 An error that an algorithm goes on with is an answer, in the type of the method. The ledger and the log raise LogError
-when nothing can go on: TakenOver, once another driver has the pipeline, and LogStopped, while the database can't be
+when nothing can go on: NodeTakenOver, once another driver has the pipeline, and LogStopped, while the database can't be
 reached. Every call may be made again.
 """
 
@@ -43,7 +43,7 @@ class LedgerPort(Protocol):
 
     # --- questions --------------------------------------------------------------------------------------------------
     async def row(self) -> PipelineRow:
-        """The pipeline's own row. TakenOver: another driver has the pipeline."""
+        """The pipeline's own row. NodeTakenOver: another driver has the pipeline."""
         ...
 
     async def epoch(self, epoch: int) -> EpochRow | None:
@@ -64,7 +64,7 @@ class LedgerPort(Protocol):
         ...
 
     async def known(self, query: str = "") -> PipelineOwnership:
-        """The pipeline's record when this query asks for it. TakenOver: another driver has the pipeline."""
+        """The pipeline's record when this query asks for it. NodeTakenOver: another driver has the pipeline."""
         ...
 
     async def unlogged(self, upto: int) -> Sequence[EpochRow]:
