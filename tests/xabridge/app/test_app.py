@@ -254,6 +254,46 @@ def test_mistakes_are_told_when_it_is_declared() -> None:
         test.manager.consumer("orders", bach=4)(lambda *_: None)  # type: ignore[call-arg]
 
 
+# --- messages that share a transaction --------------------------------------------------------------------------------
+@pytest.mark.parametrize(("settings", "shares"), [({}, [[1, 2, 3]]), ({"batch": 1}, [[1], [2], [3]])])
+def test_messages_share_a_transaction_unless_the_application_says_otherwise(
+    settings: dict[str, Any], shares: list[list[int]]
+) -> None:
+    app = App(NOWHERE)
+    found: dict[bytes, list[int]] = {}
+
+    @app.consumer("orders", **settings)
+    def handle(number: int, tx: Tx) -> None:
+        found.setdefault(tx.gtrid, []).append(number)
+
+    assert handle.settings.batch == settings.get("batch", 50)
+    with TestApp(app) as test:
+        test.deliver("orders", 1, 2, 3)
+        assert (list(found.values()), handle.counts.handled) == (shares, 3)
+
+
+def test_what_a_handler_has_shared_a_transaction_with_is_handled_before_it_is_tried_again() -> None:
+    app = App(NOWHERE)
+    calls: list[int] = []
+
+    @app.consumer("orders", max_deliveries=1)
+    def handle(number: int, tx: Tx) -> None:
+        calls.append(number)
+        tx.send("done", number)
+        if number == 2:
+            raise LookupError(number)
+
+    with TestApp(app) as test:
+        with pytest.raises(LookupError):
+            test.deliver("orders", 1, 2, 3)
+        assert (calls, test.sent("done"), test.waiting("orders")) == ([1, 2], [], 3)
+        with pytest.raises(LookupError):
+            test.deliver("orders")
+        assert (calls, test.sent("done")) == ([1, 2, 1, 2], [1])
+        test.deliver("orders")
+        assert (test.sent("done"), test.dead("orders")) == ([1, 3], ["LookupError: 2"])
+
+
 # --- an engine of its own --------------------------------------------------------------------------------------------
 class Base(DeclarativeBase):
     """The tables."""
