@@ -38,6 +38,7 @@ class Stall:
         self.broker = broker
         self.queue = queue
         self.out = f"{queue}-out"
+        self.folder = folder
         self.store = ReferenceStore("shop")
 
         self.manager = TransactionManager(

@@ -26,6 +26,7 @@ from tm import Consumer, ConsumerSettings, MessageCounts, Outcome, ResourceConfi
 from tm.consumer.sharing import MOST_PAUSED, PAUSED, Sharing
 from tm.faults import Fault
 from xa import Code
+from xabridge.testing.reference import ReferenceFactory
 
 
 class Clock:
@@ -300,6 +301,48 @@ def test_callbacks_are_called_once_for_each_message_in_their_order(stall: Stall,
     committed = [number for number, verdict in called if verdict == "committed"]
     assert committed == [number for number in range(15) if kind == "returned" or number != 10]
     assert called == [(body, verdict) for (_, body, _), (_, verdict) in zip(handler.begun, called, strict=True)]
+
+
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 0), (3, 20)])
+def test_the_messages_of_a_group_are_handled_in_their_order(stall: Stall, workers: int, prefetch: int) -> None:
+    """Whatever fails, and however many of them are not begun in time."""
+    numbers = range(300)
+    with stall.manager.begin() as tx:
+        for number in numbers:
+            tx["broker"].send(stall.queue, Message(number, group_id=f"g{number % 4}"))
+    handler = Handler(stall)
+    handler.takes_s = {9: 0.1, 18: 0.021, 160: 0.1, 240: 0.1, 180: 0.021}
+    failing, refused = {60, 66, 250}, {18, 180}
+
+    def handle(message: Message, tx: Transaction) -> None:
+        handler(message, tx)
+        number: Any = message.body
+        handler.takes_s.pop(number, None)
+        if number in refused:
+            refused.remove(number)
+            stall.store.script.plan("prepare", Code.XA_RBOTHER)
+        if number in failing:
+            failing.remove(number)
+            raise LookupError(number)
+
+    resources: dict[str, str | ResourceConfig] = {
+        "broker": f"amqp://{stall.broker.address}/?prefetch={prefetch}",
+        "shop": ResourceConfig(stall.store.url, factory=ReferenceFactory(stall.store)),
+    }
+    with TransactionManager("groups", f"file://{stall.folder / 'groups'}", resources) as manager:
+        consumer = Consumer(
+            manager, stall.queue, handle, batch=50, workers=workers, idle_s=0.01, retry_first_s=0.002, share_s=0.02
+        )
+        consumer.job.statistics.clock = handler.clock
+        with consumer:
+            until(lambda: consumer.counts.handled >= len(numbers))
+
+    handled = stall.look(stall.out)
+    assert sorted(handled) == list(numbers)
+    for group in range(4):
+        assert [number for number in handled if number % 4 == group] == list(range(group, 300, 4))
+    if workers == 1:
+        assert handled == list(numbers)
 
 
 def test_a_consumer_that_stops_gives_back_the_rest_of_a_share(stall: Stall) -> None:
