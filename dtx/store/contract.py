@@ -14,6 +14,7 @@ a sender that forgot the header loses nothing. Queues that end with their connec
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -33,6 +34,9 @@ PENDING: Final = 0
 """The position of a message that a prepared branch enqueued: it is not in its queue yet."""
 
 NUMBERS_PER_OPENING: Final = 1 << 40
+ENQUEUED: Final = 0xFFFFFFFF
+"""In place of the length of an outcome: the branch enqueues the message."""
+_HELD: Final = struct.Struct(">QI").pack
 
 
 class StoreError(Exception):
@@ -132,7 +136,8 @@ class StoredQueue:
 class StoredBranch:
     """A prepared branch (`outcome` None) with what it holds, or a heuristically completed one.
 
-    `enqueues` have the position PENDING; what `dequeues` names is in its queue, and locked by this branch.
+    `enqueues` have the position PENDING; what `dequeues` names is in its queue, and locked by this branch, unless it
+    was deleted with its queue.
     Both are in the order in which `Batch.prepare` got them.
     """
 
@@ -192,6 +197,35 @@ class Restored(Protocol):
         ...
 
 
+def write_held_messages(held: Iterable[tuple[int, bytes | None]]) -> bytes:
+    """What a branch holds, as one value of a store: of each message its number (8 octets), how long its outcome is (4
+    octets, big-endian as the number; ENQUEUED where it has none), and the outcome."""
+    parts = []
+    for message, outcome in held:
+        if outcome is None:
+            parts.append(_HELD(message, ENQUEUED))
+        else:
+            parts += (_HELD(message, len(outcome)), outcome)
+    return b"".join(parts)
+
+
+def read_held_messages(octets: bytes) -> list[tuple[int, bytes | None]]:
+    """The messages that a branch holds, with the outcome of those that it retires. ValueError: the value is damaged."""
+    held: list[tuple[int, bytes | None]] = []
+    at = 0
+    while at < len(octets):
+        message, size = int.from_bytes(octets[at : at + 8], "big"), int.from_bytes(octets[at + 8 : at + 12], "big")
+        at += 12
+        outcome = None
+        if size != ENQUEUED:
+            outcome = octets[at : at + size]
+            at += size
+        held.append((message, outcome))
+    if at != len(octets):
+        raise ValueError(f"what a branch holds has {len(octets)} octets, and should have {at}")
+    return held
+
+
 class Batch:
     """Changes that become durable together or not at all, in the order of submission.
 
@@ -210,13 +244,13 @@ class Batch:
         "enqueues",
         "fences",
         "finished",
+        "held",
         "octets",
         "payloads",
         "placements",
         "queues",
         "queues_deleted",
         "records",
-        "work",
     )
 
     def __init__(self) -> None:
@@ -224,8 +258,8 @@ class Batch:
         self.enqueues: list[tuple[int, int, int, int, int, int, int, str]] = []
         self.payloads: list[tuple[int, bytes]] = []
         self.chunks: list[tuple[int, int, bytes]] = []
-        self.branches: list[tuple[int, int, bytes, bytes, str, int]] = []
-        self.work: list[tuple[int, int, int, bytes | None]] = []
+        self.branches: list[tuple[int, int, bytes, bytes, str, int, bytes]] = []
+        self.held = 0
         self.placements: dict[int, tuple[int, int, int, int, int]] = {}
         self.completions: list[tuple[int, int, int]] = []
         self.fences: dict[bytes, tuple[str, int] | None] = {}
@@ -250,7 +284,7 @@ class Batch:
             + len(self.placements)
             + len(self.dequeues)
             + len(self.branches)
-            + len(self.work)
+            + self.held
             + len(self.finished)
             + len(self.completions)
             + len(self.fences)
@@ -268,10 +302,10 @@ class Batch:
                 added, total = getattr(batch, name), getattr(merged, name)
                 if not added:
                     continue
-                if name == "octets":
-                    merged.octets += added
-                elif isinstance(total, dict):
+                if isinstance(total, dict):
                     total.update(added)
+                elif isinstance(total, int):
+                    setattr(merged, name, total + added)
                 else:
                     total += added
         return merged
@@ -352,14 +386,12 @@ class Batch:
     ) -> None:
         """A branch is prepared: `enqueues` name messages of this batch with the position PENDING, `dequeues`
         messages in queues, each with the outcome to apply at commit. A branch may hold nothing."""
-        self.branches.append((branch, xid.format_id, xid.gtrid, xid.bqual, owner, prepared_ms))
-        ordinal = 0
-        for message in enqueues:
-            self.work.append((branch, ordinal, message, None))
-            ordinal += 1
-        for message, outcome in dequeues:
-            self.work.append((branch, ordinal, message, outcome))
-            ordinal += 1
+        held = [(message, None) for message in enqueues]
+        held += dequeues  # type: ignore[arg-type]  # what has an outcome is what may have one
+        self.held += len(held)
+        self.branches.append(
+            (branch, xid.format_id, xid.gtrid, xid.bqual, owner, prepared_ms, write_held_messages(held))
+        )
 
     def finish(self, branch: int) -> None:
         """The branch has ended: it was committed, rolled back or forgotten. `place` and `dequeue` say separately what

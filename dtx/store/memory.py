@@ -25,6 +25,7 @@ from dtx.store.contract import (
     StoreFull,
     StoreRefused,
     StoreStopped,
+    read_held_messages,
 )
 from xa import Code, Xid
 
@@ -37,9 +38,9 @@ class _Branch:
     xid: Xid
     owner: str
     prepared_ms: int
+    held: list[tuple[int, bytes | None]]
     outcome: Code | None = None
     completed_ms: int = 0
-    work: list[tuple[int, bytes | None]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class Disk:
         for number, outcome, completed_ms in batch.completions:
             branch = self.branches.get(number)
             if branch is not None:
-                branch.outcome, branch.completed_ms, branch.work = Code(outcome), completed_ms, []
+                branch.outcome, branch.completed_ms, branch.held = Code(outcome), completed_ms, []
 
         for gtrid, fence in batch.fences.items():
             if fence is None:
@@ -88,10 +89,9 @@ class Disk:
             self.pieces[message] = {0: payload}
         for message, number, piece in batch.chunks:
             self.pieces.setdefault(message, {})[number] = piece
-        for branch, format_id, gtrid, bqual, owner, prepared_ms in batch.branches:
-            self.branches[branch] = _Branch(Xid(format_id, gtrid, bqual), owner, prepared_ms)
-        for branch, _, message, outcome in batch.work:
-            self.branches[branch].work.append((message, outcome))
+        for branch, format_id, gtrid, bqual, owner, prepared_ms, held in batch.branches:
+            xid = Xid(format_id, gtrid, bqual)
+            self.branches[branch] = _Branch(xid, owner, prepared_ms, read_held_messages(held))
 
     def _delete(self, batch: Batch) -> None:
         for queue in batch.queues_deleted:
@@ -129,12 +129,8 @@ class _Restored:
                 branch.prepared_ms,
                 branch.outcome,
                 branch.completed_ms,
-                tuple(disk.messages[message] for message, outcome in branch.work if outcome is None),
-                tuple(
-                    StoredDequeue(message, outcome)
-                    for message, outcome in branch.work
-                    if outcome is not None and message in disk.messages
-                ),
+                tuple(disk.messages[message] for message, outcome in branch.held if outcome is None),
+                tuple(StoredDequeue(message, outcome) for message, outcome in branch.held if outcome is not None),
             )
             for number, branch in sorted(disk.branches.items())
         ]

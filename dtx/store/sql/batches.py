@@ -41,7 +41,6 @@ def _create(batch: Batch, transactions: Transactions, statements: Statements) ->
         _rows(transactions, statements.insert_chunks, batch.chunks, CHUNK_ROWS)
     if batch.branches:
         _rows(transactions, statements.insert_branches, batch.branches)
-        _rows(transactions, statements.insert_work, batch.work)
 
 
 def _change(batch: Batch, transactions: Transactions, statements: Statements) -> None:
@@ -57,8 +56,7 @@ def _change(batch: Batch, transactions: Transactions, statements: Statements) ->
         rows = [(number, *record) for number, record in batch.records.items() if record is not None]
         _rows(transactions, statements.insert_records, rows)
     if batch.completions:
-        _rows(transactions, statements.complete, batch.completions)
-        _keys(transactions, statements.delete_work, [branch for branch, _, _ in batch.completions])
+        _rows(transactions, statements.complete, [(*completion, b"") for completion in batch.completions])
 
 
 def _delete_payloads(batch: Batch, transactions: Transactions, statements: Statements) -> None:
@@ -75,7 +73,6 @@ def _delete(batch: Batch, transactions: Transactions, statements: Statements) ->
         _keys(transactions, statements.delete_messages, batch.dequeues)
     if batch.finished:
         _keys(transactions, statements.delete_branches, batch.finished)
-        _keys(transactions, statements.delete_work, batch.finished)
     if batch.queues_deleted:
         _keys(transactions, statements.delete_messages_of_queues, batch.queues_deleted)
         _keys(transactions, statements.delete_queues, batch.queues_deleted)

@@ -4,15 +4,17 @@ the store fits together.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import create_engine, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from dtx.store.contract import CHUNK, NUMBERS_PER_OPENING, PENDING, StoreDamaged, StoreError
+from dtx.store.contract import CHUNK, NUMBERS_PER_OPENING, StoreDamaged, StoreError
 from dtx.store.sql.backup import COPY
 from dtx.store.sql.database import ACCESS, OPENING_FAILURES, store_url
 from dtx.store.sql.restoration import RestoredFromSql
@@ -22,8 +24,6 @@ from dtx.store.sql.tables import (
     MESSAGE,
     METADATA,
     PAYLOAD,
-    QUEUE,
-    WORK,
     check_tables,
     count_of_openings,
 )
@@ -33,7 +33,7 @@ from xa.sql import postgres, sqlite
 from xa.sql.errors import ErrorKind, explained, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sqlalchemy import ColumnElement, Connection, Engine, FromClause
 
@@ -44,6 +44,8 @@ REPLY_S: Final = 60.0
 """How long PostgreSQL may take to answer a statement."""
 END_MS: Final = 253_370_764_800_000
 """The beginning of the year 9999: no time is later."""
+AT_ONCE: Final = 500
+"""Messages that one statement asks for."""
 _TIMES: Final = ("mark", "moment")
 """The broker's records of times."""
 
@@ -183,15 +185,24 @@ def _image(connection: Connection, restored: Restored, openings: int) -> StoreIm
 
 
 def _branches(connection: Connection, restored: Restored) -> Iterator[BranchImage]:
-    held: dict[int, list[HeldMessages]] = {}
-    sends = WORK.c.outcome.is_(None)
-    messages = WORK.join(MESSAGE, WORK.c.message == MESSAGE.c.number).join(QUEUE, MESSAGE.c.queue == QUEUE.c.number)
-    columns = WORK.c.branch, sends, QUEUE.c.name
-    work = select(*columns, func.count()).select_from(messages).group_by(*columns).order_by(*columns)
-    for branch, to, queue, count in connection.execute(work):
-        held.setdefault(branch, []).append(HeldMessages(queue, count, bool(to)))
-    for one in restored.branches:
-        yield BranchImage(one.xid, one.owner, one.prepared_ms, one.outcome, tuple(held.get(one.number, ())))
+    name_of = {queue.number: queue.name for queue in restored.queues}
+    queue_of = _queues_of(connection, (one.message for branch in restored.branches for one in branch.dequeues))
+    for branch in restored.branches:
+        takes = (queue_of[one.message] for one in branch.dequeues if one.message in queue_of)
+        counts = Counter((False, name_of[queue]) for queue in takes)
+        counts.update((True, name_of[post.queue]) for post in branch.enqueues)
+        holds = tuple(HeldMessages(queue, count, sends) for (sends, queue), count in sorted(counts.items()))
+        yield BranchImage(branch.xid, branch.owner, branch.prepared_ms, branch.outcome, holds)
+
+
+def _queues_of(connection: Connection, messages: Iterable[int]) -> dict[int, int]:
+    """The queues of those messages that are there."""
+    found: dict[int, int] = {}
+    numbers = iter(messages)
+    while some := list(islice(numbers, AT_ONCE)):
+        chosen = select(MESSAGE.c.number, MESSAGE.c.queue).where(MESSAGE.c.number.in_(some))
+        found.update((number, queue) for number, queue in connection.execute(chosen))
+    return found
 
 
 def _damaged_pages(engine: Engine) -> Iterator[str]:
@@ -230,12 +241,7 @@ def _faults(connection: Connection) -> Iterator[str]:
         (func.max(CHUNKS.c.number) + 1 - func.count()).label("missing"),
     )
     chunks = pieces.group_by(CHUNKS.c.message).subquery()
-    posts = select(WORK.c.message).where(WORK.c.outcome.is_(None))
-
-    posted = MESSAGE.c.number.in_(posts)
-    faults: list[tuple[FromClause, ColumnElement[bool], str]] = [
-        (MESSAGE, (MESSAGE.c.position == PENDING) & ~posted, "belong to branches that are missing")
-    ]
+    faults: list[tuple[FromClause, ColumnElement[bool], str]] = []
     for one, is_of in ((payloads, MESSAGE.c.size <= CHUNK), (chunks, MESSAGE.c.size > CHUNK)):
         both = MESSAGE.outerjoin(one, one.c.message == MESSAGE.c.number)
         faults.append((both, is_of & one.c.size.is_(None), "have no payload"))

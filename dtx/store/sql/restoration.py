@@ -24,9 +24,10 @@ from dtx.store.contract import (
     StoredMessage,
     StoredQueue,
     StoredRecord,
+    read_held_messages,
 )
 from dtx.store.sql.database import OPENING_FAILURES
-from dtx.store.sql.tables import BRANCH, FENCE, MESSAGE, QUEUE, RECORD, RESTORE, WORK, checked
+from dtx.store.sql.tables import BRANCH, FENCE, MESSAGE, QUEUE, RECORD, RESTORE, checked
 from xa import Code, Xid
 
 if TYPE_CHECKING:
@@ -75,23 +76,15 @@ class RestoredFromSql:
             )
 
     def _read_branches(self) -> Iterator[StoredBranch]:
-        enqueues: dict[int, list[StoredMessage]] = {}
-        dequeues: dict[int, list[StoredDequeue]] = {}
-        work = select(*WORK.columns, MESSAGE).select_from(WORK.outerjoin(MESSAGE, WORK.c.message == MESSAGE.c.number))
-        rows = self._connection.execute(work.order_by(WORK.c.branch, WORK.c.ordinal)).all()
-        checked(rows, WORK.columns)
-        posts = [row for row in rows if row.outcome is None]
-        if any(row.number is None for row in posts):
-            raise StoreDamaged(f"the store lacks messages that prepared branches post: {RESTORE}")
-        checked([row[len(WORK.columns) :] for row in posts], MESSAGE.columns)
+        pending = select(MESSAGE).where(MESSAGE.c.position == literal_column(str(PENDING)))
+        rows = checked(self._connection.execute(pending).all(), MESSAGE.columns)
+        posts = {row.number: StoredMessage(*row) for row in rows}
 
-        for branch, _, message, outcome, *facts in rows:
-            if outcome is None:
-                enqueues.setdefault(branch, []).append(StoredMessage(*facts))
-            elif facts[0] is not None:  # otherwise its queue was deleted with it
-                dequeues.setdefault(branch, []).append(StoredDequeue(message, outcome))
-
-        for number, format_id, gtrid, bqual, owner, prepared_ms, outcome, completed_ms in self._rows(BRANCH):
+        for number, format_id, gtrid, bqual, owner, prepared_ms, octets, outcome, completed_ms in self._rows(BRANCH):
+            held = _held(octets)
+            enqueues = [message for message, how in held if how is None]
+            if not posts.keys() >= set(enqueues):
+                raise StoreDamaged(f"the store lacks messages that prepared branches post: {RESTORE}")
             yield StoredBranch(
                 number,
                 Xid(format_id, gtrid, bqual),
@@ -99,10 +92,10 @@ class RestoredFromSql:
                 prepared_ms,
                 None if outcome is None else Code(outcome),
                 completed_ms or 0,
-                tuple(enqueues.pop(number, ())),
-                tuple(dequeues.pop(number, ())),
+                tuple(posts.pop(message) for message in enqueues),
+                tuple(StoredDequeue(message, how) for message, how in held if how is not None),
             )
-        if enqueues or dequeues:
+        if posts:
             raise StoreDamaged(f"the store lacks branches that hold messages: {RESTORE}")
 
     def messages(self) -> Iterator[StoredMessage]:
@@ -129,3 +122,10 @@ def _in_places(fetched: Iterable[Sequence[Sequence[Any]]]) -> Iterator[Sequence[
             raise StoreDamaged(f"the store has two messages in one place: {RESTORE}")
         before = places[-1]
         yield rows
+
+
+def _held(octets: bytes) -> list[tuple[int, bytes | None]]:
+    try:
+        return read_held_messages(octets)
+    except ValueError as error:
+        raise StoreDamaged(f"a row of the table {BRANCH.name} of the store: {error}; {RESTORE}") from None

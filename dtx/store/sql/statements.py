@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import bindparam, column, delete, func, insert, literal_column, select, update, values
 
 from dtx.store.contract import PENDING
-from dtx.store.sql.tables import BRANCH, CHUNKS, FENCE, MESSAGE, PAYLOAD, QUEUE, RECORD, WORK
+from dtx.store.sql.tables import BRANCH, CHUNKS, FENCE, MESSAGE, PAYLOAD, QUEUE, RECORD
 
 if TYPE_CHECKING:
     from sqlalchemy import Column, ColumnElement, Delete, Dialect, Insert, Select, Table, Update
@@ -52,19 +52,19 @@ class Statements:
         self.insert_messages = self._insert(MESSAGE)
         self.insert_payloads = self._insert(PAYLOAD)
         self.insert_chunks = self._insert(CHUNKS)
-        self.insert_branches = self._insert(BRANCH, "number", "format_id", "gtrid", "bqual", "owner", "prepared_ms")
-        self.insert_work = self._insert(WORK)
+        self.insert_branches = self._insert(
+            BRANCH, "number", "format_id", "gtrid", "bqual", "owner", "prepared_ms", "held"
+        )
         self.insert_fences = self._insert(FENCE)
         self.insert_records = self._insert(RECORD)
 
         self.place = self._update(MESSAGE, "queue", "position", "delivery_count", "expires_ms", "due_ms")
-        self.complete = self._update(BRANCH, "outcome", "completed_ms")
+        self.complete = self._update(BRANCH, "outcome", "completed_ms", "held")
 
         self.delete_messages = self._with_keys(delete(MESSAGE), MESSAGE.c.number)
         self.delete_payloads = self._with_keys(delete(PAYLOAD), PAYLOAD.c.message)
         self.delete_chunks = self._with_keys(delete(CHUNKS), CHUNKS.c.message)
         self.delete_branches = self._with_keys(delete(BRANCH), BRANCH.c.number)
-        self.delete_work = self._with_keys(delete(WORK), WORK.c.branch)
         self.delete_records = self._with_keys(delete(RECORD), RECORD.c.number)
         self.delete_fences = self._with_keys(delete(FENCE), FENCE.c.gtrid)
 

@@ -5,8 +5,8 @@
   dtx_message(number, queue, position, size, delivery_count, expires_ms, due_ms, group_id)
   dtx_payload(message, data)                  of a message of at most CHUNK octets
   dtx_chunk(message, number, data)            pieces of a larger one
-  dtx_branch(number, format_id, gtrid, bqual, owner, prepared_ms, outcome, completed_ms)
-  dtx_work(branch, ordinal, message, outcome) outcome NULL: the branch enqueues the message, else retires it
+  dtx_branch(number, format_id, gtrid, bqual, owner, prepared_ms, held, outcome, completed_ms)
+                                              held: its messages (`dtx.store.contract.read_held_messages`)
   dtx_fence(gtrid, owner, fenced_ms)
   dtx_record(number, kind, text)              what else the broker remembers
   dtx_lease(epoch, holder, until_s)           one row, in PostgreSQL only: `dtx.store.sql.lease`. The epoch is that of
@@ -99,17 +99,9 @@ BRANCH: Final = Table(
     Column("bqual", LargeBinary, nullable=False),
     Column("owner", Text, nullable=False),
     Column("prepared_ms", BigInteger, nullable=False),
+    Column("held", LargeBinary, nullable=False),
     Column("outcome", SmallInteger),
     Column("completed_ms", BigInteger),
-)
-WORK: Final = Table(
-    "dtx_work",
-    METADATA,
-    _key("branch"),
-    _key("ordinal"),
-    Column("message", BigInteger, nullable=False),
-    Column("outcome", LargeBinary),
-    sqlite_with_rowid=False,
 )
 RECORD: Final = Table(
     "dtx_record",

@@ -24,7 +24,7 @@ from dtx.broker.container import Container
 from dtx.broker.queues.outcomes import TAKEN_OCTETS
 from dtx.broker.queues.queue import Queue
 from dtx.broker.settings import Settings
-from dtx.store.contract import CHUNK, PENDING, StoreDamaged, StoreError
+from dtx.store.contract import CHUNK, PENDING, StoreDamaged, StoreError, read_held_messages
 from dtx.store.sql import SqlStore
 from dtx.store.sql.inspection import look_at_store
 from dtx.store.sql.sqlite import PAGE_SIZE
@@ -201,9 +201,15 @@ def test_what_a_schema_lacks(octets: bytes, tmp_path: Path) -> None:
         ("DELETE FROM dtx_meta WHERE name = 'openings'", "does not say how often it was opened"),
         ("UPDATE dtx_meta SET value = 1 << 23 WHERE name = 'openings'", "does not say how often it was opened"),
         ("UPDATE dtx_meta SET value = 0 WHERE name = 'openings'", "has numbers of a later opening"),
-        ("UPDATE dtx_message SET position = (SELECT max(position) FROM dtx_message)", "two messages in one place"),
+        (
+            "UPDATE dtx_message SET position = (SELECT max(position) FROM dtx_message) WHERE position > 0",
+            "two messages in one place",
+        ),
         ("DELETE FROM dtx_branch", "lacks branches that hold messages"),
         ("DELETE FROM dtx_message WHERE position = 0", "lacks messages that prepared branches post"),
+        ("UPDATE dtx_branch SET held = x''", "lacks branches that hold messages"),
+        ("UPDATE dtx_branch SET held = x'0000'", "a row of the table dtx_branch"),
+        ("UPDATE dtx_branch SET held = substr(held, 1, 20) WHERE held != x''", "a row of the table dtx_branch"),
         ("UPDATE dtx_record SET kind = 'user'", "a row of the store is damaged"),
         ("UPDATE dtx_record SET kind = 'user', text = '[1, 2, 3]'", "a row of the store is damaged"),
     ],
@@ -219,9 +225,10 @@ def test_messages_of_a_queue_that_was_deleted_are_no_damage(octets: bytes, tmp_p
     """A prepared branch took them; what it would do with them is not to be done any more."""
     url = put(tmp_path / "store.db", octets)
     with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
-        connection.execute(
-            "DELETE FROM dtx_message WHERE number IN (SELECT message FROM dtx_work WHERE outcome NOT NULL)"
-        )
+        held = [read_held_messages(octets) for (octets,) in connection.execute("SELECT held FROM dtx_branch")]
+        taken = [(message,) for messages in held for message, outcome in messages if outcome is not None]
+        assert taken
+        connection.executemany("DELETE FROM dtx_message WHERE number = ?", taken)
     assert agreed(url, "deleted") == ("", "")
 
 

@@ -98,7 +98,7 @@ class Stage:
             self.state,
             self.other.drained("q"),
             [branch.work.holdings() for branch in self.world.container.registry],
-            [(branch.xid, branch.outcome, list(branch.work)) for branch in disk.branches.values()],
+            [(branch.xid, branch.outcome, list(branch.held)) for branch in disk.branches.values()],
             sorted(disk.messages),
         )
 
