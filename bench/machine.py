@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 import sys
 import sysconfig
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[1]
 USE_PROFILE: Final = "-fprofile-use"
+NEEDED: Final = "import ctypes, sqlite3, ssl"
+"""What a small package of an interpreter may lack."""
 FLAGS: Final = ("PY_CFLAGS", "PY_CFLAGS_NODIST", "PY_CORE_CFLAGS", "CFLAGS", "CONFIGURE_CFLAGS")
 
 
@@ -61,6 +64,9 @@ def run_with_the_systems_interpreter() -> None:
     if optimisation(sysconfig.get_config_vars()) != "none" or not system.exists():
         return
     if system.resolve() == Path(sys.executable).resolve():
+        return
+    whole = subprocess.run([system, "-c", NEEDED], capture_output=True, check=False)  # noqa: S603 — our own command
+    if whole.returncode:
         return
 
     paths = (str(ROOT), sysconfig.get_path("purelib"), os.environ.get("PYTHONPATH", ""))
