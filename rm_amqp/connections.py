@@ -19,6 +19,7 @@ from rm_amqp.connection.endpoint import Endpoint
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error
 from xa import Code, xa_error
 from xa.keep_alive import MAINTENANCE
+from xa.switch import Switch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from rm_amqp.channel.pool import PooledChannel
     from rm_amqp.connection.connection import Connection
     from rm_amqp.connection.endpoint import Steps
+    from rm_amqp.session import Session
     from rm_amqp.settings import Broker, Settings
-    from xa import XaError, Xid
+    from xa import Handle, XaError, Xid
     from xa.keep_alive import Maintained
 
 C = TypeVar("C", bound=Channel)
+W = TypeVar("W")
 CLOSE_S: Final = 2.0
 """How long the broker may take, in all, to answer the close of every connection."""
 
@@ -188,3 +191,38 @@ def not_begun(why: ConnectionLost | TimedOut, xid: Xid) -> XaError:
     if isinstance(why, AllInUse):
         return xa_error(Code.XA_RETRY, f"start: {why}", xid)
     return lost_error("start", why, xid)
+
+
+class ConnectedSwitch(Switch[W]):
+    """A switch whose driver has `connections`."""
+
+    driver: Any
+
+    def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
+        answer = super().open(open_string, rmid, flags)
+        self.driver.connections.environment.maintain(self)
+        return answer
+
+    def maintain(self) -> float | None:
+        """Closes what threads of control that have ended have left (`xa.keep_alive`)."""
+        connections: Connections[Any] = self.driver.connections
+        if not connections.is_open:
+            return None
+        self.reap()
+        return connections.environment.clock() + REAP_S
+
+    @property
+    def container(self) -> str:
+        """The container id of this instance's connections, without the number behind it."""
+        container: str = self.driver.connections.container
+        return container
+
+    @property
+    def round_trips(self) -> int:
+        """How often, in all, a caller has waited for the broker after something was sent."""
+        count: int = self.driver.connections.round_trips
+        return count
+
+    if TYPE_CHECKING:
+
+        def session(self, rmid: int) -> Session: ...

@@ -16,7 +16,7 @@ from dtx.protocol.addresses import DEPTH, branch_address
 from dtx.protocol.commands import MAX_PAGE, Fence, Prepare, Recover, RecoveredState
 from dtx.protocol.conditions import RefusedError
 from rm_amqp.channel.message_links import READ
-from rm_amqp.connections import REAP_S, Environment
+from rm_amqp.connections import ConnectedSwitch, Environment
 from rm_amqp.diagnosis import REPORT_PAGE, diagnose, in_doubt_branch
 from rm_amqp.driver import AmqpDriver, BranchWork
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, refusal_error
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from rm_amqp.channel.pool import PooledChannel
     from rm_amqp.connection.endpoint import Steps
     from rm_amqp.connection.links import BulkReceiver
-    from rm_amqp.session import Session
-    from xa import Handle, Registrar, Xid
+    from xa import Registrar, Xid
     from xa.diagnosis import Diagnosis
     from xa.holdings import InDoubtBranch
 
@@ -41,7 +40,7 @@ LOOKED: Final = 1
 """Messages that tell whether there are any."""
 
 
-class AmqpResource(EndingWithPrepareSwitch[BranchWork]):
+class AmqpResource(ConnectedSwitch[BranchWork], EndingWithPrepareSwitch[BranchWork]):
     """One instance. `flags` are the switch's: TMUSEASYNC, and TMREGISTER for one that registers dynamically.
 
     An association can be resumed only in the thread of control that suspended it, whose channel it is on: end with
@@ -55,33 +54,6 @@ class AmqpResource(EndingWithPrepareSwitch[BranchWork]):
         self, registrar: Registrar | None = None, flags: int = TMUSEASYNC, environment: Environment | None = None
     ) -> None:
         super().__init__(AmqpDriver(flags, environment or Environment()), registrar)
-
-    def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
-        answer = super().open(open_string, rmid, flags)
-        self.driver.connections.environment.maintain(self)
-        return answer
-
-    def maintain(self) -> float | None:
-        """Closes what threads of control that have ended have left (`xa.keep_alive`)."""
-        connections = self.driver.connections
-        if not connections.is_open:
-            return None
-        self.reap()
-        return connections.environment.clock() + REAP_S
-
-    @property
-    def container(self) -> str:
-        """The name that every connection of this instance sends to the broker, followed by a number."""
-        return self.driver.connections.container
-
-    @property
-    def round_trips(self) -> int:
-        """How often, in all, a caller has waited for the broker after something was sent."""
-        return self.driver.connections.round_trips
-
-    if TYPE_CHECKING:
-
-        def session(self, rmid: int) -> Session: ...
 
     # --- for operators ----------------------------------------------------------------------------------------
     def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:

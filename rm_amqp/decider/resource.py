@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rm_amqp.connections import REAP_S, Environment
+from rm_amqp.connections import ConnectedSwitch, Environment
 from rm_amqp.decider.channel import LocalBranchWork
 from rm_amqp.decider.driver import DecidingBrokerDriver
 from rm_amqp.diagnosis import diagnose_decider, token_summary
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from rm_amqp.decider.channel import LocalChannel
     from rm_amqp.decider.tokens import Token
     from rm_amqp.diagnosis import TokenSummary
-    from rm_amqp.session import Session
-    from xa import Code, Handle, Registrar
+    from xa import Registrar
     from xa.diagnosis import Diagnosis
 
 
-class DecidingBroker(DecidingSwitch[LocalBranchWork]):
+class DecidingBroker(ConnectedSwitch[LocalBranchWork], DecidingSwitch[LocalBranchWork]):
     """One instance. Open string: as `rm_amqp.settings` says, with or without `decider+` before it. `wall` is the clock
     that leases go by."""
 
@@ -40,33 +39,6 @@ class DecidingBroker(DecidingSwitch[LocalBranchWork]):
         environment: Environment | None = None,
     ) -> None:
         super().__init__(DecidingBrokerDriver(environment or Environment(), wall), registrar)
-
-    def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
-        answer = super().open(open_string, rmid, flags)
-        self.driver.connections.environment.maintain(self)
-        return answer
-
-    def maintain(self) -> float | None:
-        """Closes what threads of control that have ended have left (`xa.keep_alive`)."""
-        connections = self.driver.connections
-        if not connections.is_open:
-            return None
-        self.reap()
-        return connections.environment.clock() + REAP_S
-
-    @property
-    def container(self) -> str:
-        """The container id of this instance's connections, without the number behind it."""
-        return self.driver.connections.container
-
-    @property
-    def round_trips(self) -> int:
-        """How often, in all, a caller has waited for the broker after something was sent."""
-        return self.driver.connections.round_trips
-
-    if TYPE_CHECKING:
-
-        def session(self, rmid: int) -> Session: ...
 
     def diagnose(self, open_string: str) -> Diagnosis:
         """Only browses the queues, over a connection of its own; a broker that makes queues on demand may make them,
