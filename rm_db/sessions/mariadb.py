@@ -58,13 +58,11 @@ class MariaSession(ServerSession[MariaAccess, MariaBranchConnection, "BranchAsyn
     """One association's session."""
 
     __slots__ = ("_pymysql",)
+    _connection_type = MariaBranchConnection
 
     def __init__(self, engine: SessionEngine, work: MariaTransaction) -> None:
         super().__init__(engine, MariaAccess(work))
         self._pymysql: PymysqlConnection | None = None
-
-    def _new_connection(self, *, greenlet: bool) -> MariaBranchConnection:
-        return MariaBranchConnection(self, greenlet=greenlet)
 
     def _new_asyncio(self, connection: MariaBranchConnection) -> BranchAsyncConnection:
         from rm_db.sessions.asyncio_connection import BranchAsyncConnection  # noqa: PLC0415 — needs greenlet

@@ -63,14 +63,12 @@ class PostgresSession(ServerSession[PostgresAccess, PostgresBranchConnection, "P
     """One association's session."""
 
     __slots__ = ("_async_psycopg", "_psycopg")
+    _connection_type = PostgresBranchConnection
 
     def __init__(self, engine: SessionEngine, work: PostgresTransaction) -> None:
         super().__init__(engine, PostgresAccess(work))
         self._psycopg: PsycopgConnection | None = None
         self._async_psycopg: PsycopgAsyncConnection | None = None
-
-    def _new_connection(self, *, greenlet: bool) -> PostgresBranchConnection:
-        return PostgresBranchConnection(self, greenlet=greenlet)
 
     def _new_asyncio(self, connection: PostgresBranchConnection) -> PostgresAsyncConnection:
         from rm_db.sessions.asyncio_connection import PostgresAsyncConnection  # noqa: PLC0415 — needs greenlet

@@ -73,16 +73,15 @@ class ServerSession(ABC, Generic[A, B, N]):
 
     __slots__ = ("_asyncio", "_engine", "_facade", "_greenlet_connection", "access")
 
+    _connection_type: type[B]
+    """Its SQLAlchemy connection."""
+
     def __init__(self, engine: SessionEngine, access: A) -> None:
         self.access = access
         self._engine = engine
         self._facade: B | None = None
         self._greenlet_connection: B | None = None
         self._asyncio: N | None = None
-
-    @abstractmethod
-    def _new_connection(self, *, greenlet: bool) -> B:
-        """A SQLAlchemy connection."""
 
     @abstractmethod
     def _new_asyncio(self, connection: B) -> N:
@@ -92,7 +91,7 @@ class ServerSession(ABC, Generic[A, B, N]):
     def facade(self) -> B:
         """The SQLAlchemy connection."""
         if self._facade is None:
-            self._facade = self._new_connection(greenlet=False)
+            self._facade = self._connection_type(self)
         return self._facade
 
     @property
@@ -101,7 +100,7 @@ class ServerSession(ABC, Generic[A, B, N]):
         if self._asyncio is None:
             check_greenlet(self.access.xid)
             if self._greenlet_connection is None:
-                self._greenlet_connection = self._new_connection(greenlet=True)
+                self._greenlet_connection = self._connection_type(self, greenlet=True)
             self._asyncio = self._new_asyncio(self._greenlet_connection)
         return self._asyncio
 

@@ -7,7 +7,7 @@ from tests.programs import check_exports, loaded_by
 
 PUBLIC = """
     Action App Broker Code Codec CommitReturn Configuration ConfigurationError Consumer ConsumerSettings
-    ConsumerState Counts Database DeclaredConsumer Depends
+    ConsumerState Database DeclaredConsumer Depends MessageCounts
     Finding GlobalState Health HealthServer HeuristicCommitted HeuristicHazard
     HeuristicMixed HeuristicOutcomeError HeuristicRolledBack ManagerUnusable MariaDatabase Message NoMessage Outcome
     OutcomeUnknown PostgresDatabase Propagation ProtocolMisuse Reason Report ResourceConfig RolledBack Transaction

@@ -649,7 +649,7 @@ def test_a_choice_says_what_it_does_and_does_that(of_a_node: Visitor, field: Fie
 
     said, fields = choice(of_a_node, "commit", "orders-1·3fa91c·8231")
     assert "commits the branch on broker: as recovery would" in said
-    fields["told"] = fields["told"].replace("as recovery would", "something else")
+    fields["shown"] = fields["shown"].replace("as recovery would", "something else")
     assert "has changed since it was shown" in of_a_node.post("/transactions/act", fields)
     _, fields = choice(of_a_node, "commit", "orders-1·3fa91c·8231")
     said = text_of(of_a_node.post("/transactions/act", fields))
@@ -684,7 +684,7 @@ def test_finishing_needs_its_permissions(of_a_node: Visitor, field: Field) -> No
     needs = "needs the permissions manage and coordinate = all at main"
     assert needs in of_a_node.get(f"/transactions/act?act=commit&name={quote('orders-1·3fa91c·8231')}", status=403)
     for path in ("/transactions/act", "/transactions/recover"):
-        fields = {"act": "commit", "name": "orders-1·3fa91c·8231", "told": ""}
+        fields = {"act": "commit", "name": "orders-1·3fa91c·8231", "shown": ""}
         assert needs in of_a_node.post(path, fields, status=403)
     of_a_node.sign_in("orders-svc")
     assert "may not view" in of_a_node.get("/transactions", status=403)
