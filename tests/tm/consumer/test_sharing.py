@@ -375,7 +375,7 @@ def test_the_broker_s_own_limit_kills_no_innocent(tmp_path: Path, caplog: pytest
             broker.stop()
             broker.start()
         with sharing(stall, handler, handler.clock, max_deliveries=1):
-            until(lambda: not stall.look("orders"))
+            until(lambda: not broker.inside(lambda inside: inside.container.resource.queues["orders"].depth))
         assert sorted(stall.look(stall.out)) == [number for number in range(20) if number not in {9, 17}]
         assert sorted(stall.look("orders.dead")) == [9, 17]
     broker.stop()
