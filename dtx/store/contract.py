@@ -34,6 +34,8 @@ PENDING: Final = 0
 """The position of a message that a prepared branch enqueued: it is not in its queue yet."""
 
 NUMBERS_PER_OPENING: Final = 1 << 40
+MOST_DELIVERIES: Final = 0xFFFFFFFF
+"""The highest delivery count, which is a uint in AMQP."""
 ENQUEUED: Final = 0xFFFFFFFF
 """In place of the length of an outcome: the branch enqueues the message."""
 _HELD: Final = struct.Struct(">QI").pack
@@ -103,8 +105,8 @@ class Step(Enum):
 
 class StoredMessage(NamedTuple):
     """The facts of a stored message. Times are milliseconds since the epoch; `expires_ms` 0 means never. `due_ms` is
-    when it may be delivered: 0 at once, and a negative one says how long after the commit of the branch that posts it.
-    `group` is what the broker calls its group, "" for none."""
+    when it may be delivered: 0 at once, and a negative one, of a PENDING message only, says how long after the commit
+    of the branch that posts it. `group` is what the broker calls its group, "" for none."""
 
     number: int
     queue: int

@@ -19,6 +19,7 @@ from dtx.broker.queues.order import AvailableMessages
 from dtx.broker.queues.readers import Readers
 from dtx.broker.settings import WhenFull
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED
+from dtx.store.contract import MOST_DELIVERIES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -394,7 +395,7 @@ class Queue:
             return self._plan_to_go(entry, batch)
         count, dead, reason = entry.count, outcome.code == REJECTED, "rejected"
         if outcome.code == MODIFIED:
-            count += outcome.failed
+            count = min(count + outcome.failed, MOST_DELIVERIES)
             limit = self.settings.max_deliveries * (LOST_TIMES if outcome.lost or outcome.reason else 1)
             dead = outcome.undeliverable or (limit > 0 and count >= limit)
             reason = "undeliverable" if outcome.undeliverable else f"delivery-count reached {count}"

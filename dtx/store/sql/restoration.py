@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 FETCHED: Final = 1000
 _PLACE: Final = itemgetter(1, 2)
 """Of a row of a message: its queue and position."""
+_DUE: Final = itemgetter(6)
 _message: Final[Callable[[type[StoredMessage], Any], StoredMessage]] = tuple.__new__
 """Makes a message from a row. `StoredMessage._make` does so by a call in Python, for each of a million messages."""
 
@@ -114,12 +115,15 @@ class RestoredFromSql:
 
 
 def _in_places(fetched: Iterable[Sequence[Sequence[Any]]]) -> Iterator[Sequence[Sequence[Any]]]:
-    """The rows of messages, in the order of their places. StoreDamaged: two have the same place."""
+    """The rows of messages, in the order of their places. StoreDamaged: two have the same place, or one that stands in
+    its queue waits for the commit of a branch."""
     before: tuple[Any, ...] = (0, PENDING)
     for rows in fetched:
         places = list(map(_PLACE, checked(rows, MESSAGE.columns)))
         if any(map(ge, [before, *places], places)):
             raise StoreDamaged(f"the store has two messages in one place: {RESTORE}")
+        if min(map(_DUE, rows)) < 0:
+            raise StoreDamaged(f"the store has a message whose delay has not begun in its queue: {RESTORE}")
         before = places[-1]
         yield rows
 

@@ -37,7 +37,7 @@ from sqlalchemy import (
     select,
 )
 
-from dtx.store.contract import NUMBERS_PER_OPENING, StoreDamaged, StoreOfOtherVersion
+from dtx.store.contract import MOST_DELIVERIES, NUMBERS_PER_OPENING, StoreDamaged, StoreOfOtherVersion
 from xa.format_version import version_refusal
 from xa.sql.statements import missing_columns
 
@@ -52,13 +52,23 @@ VERSION: Final = 2
 RESTORE: Final = "the store is damaged, restore it from a copy"
 MOST_OPENINGS: Final = (1 << 63) // NUMBERS_PER_OPENING - 1
 """Numbers are of 63 bits."""
+MOST_OCTETS: Final = 1 << 40
+"""No message is larger."""
+LATEST_MS: Final = 253_402_300_799_999
+"""No time is after the end of the year 9999, and no delay is longer."""
 
 METADATA: Final = MetaData()
+_BOUNDS: Final = "bounds"
+"""What a column is marked with whose numbers have bounds: the least, and the most or None."""
 _NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")  # there only INTEGER is the key of the table itself
 
 
 def _key(name: str) -> Column[int]:
-    return Column(name, _NUMBER, primary_key=True, autoincrement=False)
+    return Column(name, _NUMBER, primary_key=True, autoincrement=False, info={_BOUNDS: (0, None)})
+
+
+def _number(name: str, most: int | None, *, least: int = 0, nullable: bool = False) -> Column[int]:
+    return Column(name, BigInteger, nullable=nullable, info={_BOUNDS: (least, most)})
 
 
 META: Final = Table(
@@ -78,12 +88,12 @@ MESSAGE: Final = Table(
     "dtx_message",
     METADATA,
     _key("number"),
-    Column("queue", BigInteger, nullable=False),
-    Column("position", BigInteger, nullable=False),
-    Column("size", BigInteger, nullable=False),
-    Column("delivery_count", BigInteger, nullable=False),
-    Column("expires_ms", BigInteger, nullable=False),
-    Column("due_ms", BigInteger, nullable=False),
+    _number("queue", None),
+    _number("position", None),
+    _number("size", MOST_OCTETS),
+    _number("delivery_count", MOST_DELIVERIES),
+    _number("expires_ms", LATEST_MS),
+    _number("due_ms", 2 * LATEST_MS, least=-LATEST_MS),
     Column("group_id", Text, nullable=False),
 )
 PAYLOAD: Final = Table("dtx_payload", METADATA, _key("message"), Column("data", LargeBinary, nullable=False))
@@ -98,10 +108,10 @@ BRANCH: Final = Table(
     Column("gtrid", LargeBinary, nullable=False),
     Column("bqual", LargeBinary, nullable=False),
     Column("owner", Text, nullable=False),
-    Column("prepared_ms", BigInteger, nullable=False),
+    _number("prepared_ms", LATEST_MS),
     Column("held", LargeBinary, nullable=False),
     Column("outcome", SmallInteger),
-    Column("completed_ms", BigInteger),
+    _number("completed_ms", LATEST_MS, nullable=True),
 )
 RECORD: Final = Table(
     "dtx_record",
@@ -115,7 +125,7 @@ FENCE: Final = Table(
     METADATA,
     Column("gtrid", LargeBinary, primary_key=True),
     Column("owner", Text, nullable=False),
-    Column("fenced_ms", BigInteger, nullable=False),
+    _number("fenced_ms", LATEST_MS),
     sqlite_with_rowid=False,
 )
 LEASE: Final = Table(
@@ -166,13 +176,25 @@ def opening_number(noted: object) -> int:
 
 def checked(rows: Sequence[Row], columns: Iterable[Column[Any]]) -> Sequence[Row]:
     """These rows, whose values are of these columns. StoreDamaged: one is not, as a file of SQLite takes any value in
-    any column."""
+    any column; or a number is beyond its bounds."""
     for column, values in zip(columns, zip(*rows, strict=True), strict=False):
         types = {column.type.python_type, type(None)} if column.nullable else {column.type.python_type}
         if not types.issuperset(map(type, values)):
             found = ", ".join(sorted({type(value).__name__ for value in values if type(value) not in types}))
             raise StoreDamaged(f"the table {column.table.name} of the store has {found} in {column.name}: {RESTORE}")
+        numbers = [value for value in values if value is not None] if column.nullable else values
+        if numbers and _BOUNDS in column.info:
+            _check_bounds(column, numbers)
     return rows
+
+
+def _check_bounds(column: Column[Any], values: Sequence[int]) -> None:
+    least, most = column.info[_BOUNDS]
+    found = min(values)
+    if found >= least and most is not None:
+        found = max(values)
+    if found < least or (most is not None and found > most):
+        raise StoreDamaged(f"the table {column.table.name} of the store has {found} in {column.name}: {RESTORE}")
 
 
 def refuse_other_version(version: object) -> None:

@@ -221,6 +221,36 @@ def test_what_does_not_fit_together_is_refused_and_found(octets: bytes, tmp_path
     assert all(says in said for said in agreed(url, change))
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("UPDATE dtx_message SET delivery_count = -1", "has -1 in delivery_count"),
+        ("UPDATE dtx_message SET delivery_count = 8589934592", "has 8589934592 in delivery_count"),
+        ("UPDATE dtx_message SET expires_ms = -1", "has -1 in expires_ms"),
+        ("UPDATE dtx_message SET expires_ms = 1 << 60", "in expires_ms"),
+        ("UPDATE dtx_message SET due_ms = -1 WHERE position > 0", "delay has not begun"),
+        ("UPDATE dtx_message SET due_ms = -1 << 60 WHERE position = 0", "in due_ms"),
+        ("UPDATE dtx_message SET due_ms = 1 << 60", "in due_ms"),
+        ("UPDATE dtx_message SET size = -1", "has -1 in size"),
+        ("UPDATE dtx_message SET size = 1 << 61", "in size"),
+        ("UPDATE dtx_message SET position = -position", "in position"),
+        ("UPDATE dtx_record SET number = -1", "has -1 in number"),
+        ("UPDATE dtx_branch SET prepared_ms = -1", "has -1 in prepared_ms"),
+        ("UPDATE dtx_branch SET completed_ms = -1", "has -1 in completed_ms"),
+        ("UPDATE dtx_branch SET completed_ms = 1 << 60 WHERE completed_ms > 0", "in completed_ms"),
+        ("UPDATE dtx_fence SET fenced_ms = 1 << 60", "in fenced_ms"),
+    ],
+)
+def test_a_number_beyond_its_bounds_is_refused_and_found(octets: bytes, tmp_path: Path, change: str, says: str) -> None:
+    """Before a message is delivered that can't be encoded, say."""
+    url = put(tmp_path / "changed.db", octets)
+    with closing(sqlite3.connect(tmp_path / "changed.db")) as connection, connection:
+        connection.execute(change)
+    for said in agreed(url, change):
+        assert says in said
+        assert "restore it from a copy" in said
+
+
 def test_messages_of_a_queue_that_was_deleted_are_no_damage(octets: bytes, tmp_path: Path) -> None:
     """A prepared branch took them; what it would do with them is not to be done any more."""
     url = put(tmp_path / "store.db", octets)

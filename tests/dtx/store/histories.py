@@ -49,7 +49,7 @@ class History:
         message, queue = self._number(), self._dice.choice(self._queues)
         size = self._dice.choice([0, 5, 700, CHUNK + 3])
         position = PENDING if pending else message
-        due_ms, group = self._dice.choice([0, 0, 5, -7]), self._dice.choice(["", "", "a", "ä"])
+        due_ms, group = self._dice.choice([0, 0, 5, -7 if pending else 7]), self._dice.choice(["", "", "a", "ä"])
         payload = self._dice.randbytes(size)
         batch.enqueue(message, queue, position, payload, self._number(), due_ms=due_ms, group=group)
         self._standing[message] = queue, size
