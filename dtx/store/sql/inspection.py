@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import create_engine, func, select, text
+from sqlalchemy import case, create_engine, func, literal, or_, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from dtx.store.contract import CHUNK, NUMBERS_PER_OPENING, StoreDamaged, StoreError
@@ -26,6 +26,7 @@ from dtx.store.sql.tables import (
     PAYLOAD,
     check_tables,
     count_of_openings,
+    is_of_other_type,
 )
 from xa.open_string import shown
 from xa.printable import printable
@@ -35,7 +36,7 @@ from xa.sql.errors import ErrorKind, explained, kind_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sqlalchemy import ColumnElement, Connection, Engine, FromClause
+    from sqlalchemy import Column, ColumnElement, Connection, Engine, FromClause
 
     from dtx.store.contract import Restored
     from xa import Code, Xid
@@ -234,21 +235,40 @@ def _is_whole(engine: Engine, table: str) -> bool:
 
 def _faults(connection: Connection) -> Iterator[str]:
     """What a store that a broker has written never has, and a start does not look for."""
-    payloads = select(PAYLOAD.c.message, func.length(PAYLOAD.c.data).label("size")).subquery()
+
+    def of_other_type(*columns: Column[Any]) -> ColumnElement[int]:
+        return func.sum(case((or_(*(is_of_other_type(one, connection.dialect) for one in columns)), 1), else_=0))
+
+    payloads = select(
+        PAYLOAD.c.message,
+        func.sum(func.length(PAYLOAD.c.data)).label("size"),
+        of_other_type(PAYLOAD.c.data).label("of_other_type"),
+        literal(0).label("missing"),
+    )
     pieces = select(
         CHUNKS.c.message,
         func.sum(func.length(CHUNKS.c.data)).label("size"),
-        (func.max(CHUNKS.c.number) + 1 - func.count()).label("missing"),
+        of_other_type(CHUNKS.c.data, CHUNKS.c.number).label("of_other_type"),
+        (func.abs(func.min(CHUNKS.c.number)) + func.abs(func.max(CHUNKS.c.number) + 1 - func.count())).label("missing"),
     )
-    chunks = pieces.group_by(CHUNKS.c.message).subquery()
     faults: list[tuple[FromClause, ColumnElement[bool], str]] = []
-    for one, is_of in ((payloads, MESSAGE.c.size <= CHUNK), (chunks, MESSAGE.c.size > CHUNK)):
+    for stored, key, is_of in (
+        (payloads, PAYLOAD.c.message, MESSAGE.c.size <= CHUNK),
+        (pieces, CHUNKS.c.message, MESSAGE.c.size > CHUNK),
+    ):
+        one = stored.group_by(key).subquery()
         both = MESSAGE.outerjoin(one, one.c.message == MESSAGE.c.number)
         faults.append((both, is_of & one.c.size.is_(None), "have no payload"))
+        faults.append((both, is_of & (one.c.of_other_type > 0), "have a payload of another type"))
         faults.append((both, is_of & (one.c.size != MESSAGE.c.size), "have a payload of another size than is noted"))
-    faults.append((chunks, chunks.c.missing != 0, "lack a piece of their payload"))
+        faults.append((both, is_of & (one.c.missing != 0), "lack a piece of their payload"))
+    left = MESSAGE.c.size - CHUNKS.c.number * CHUNK
+    piece = MESSAGE.join(CHUNKS, CHUNKS.c.message == MESSAGE.c.number)
+    of_size = func.length(CHUNKS.c.data) == case((left > CHUNK, CHUNK), else_=left)
+    faults.append((piece, (MESSAGE.c.size > CHUNK) & ~of_size, "have a piece of another size than it should have"))
 
     for of, condition, what in faults:
-        found = int(connection.execute(select(func.count()).select_from(of).where(condition)).scalar_one())
+        count = func.count(MESSAGE.c.number.distinct())
+        found = int(connection.execute(select(count).select_from(of).where(condition)).scalar_one())
         if found:
             yield f"{found} messages {what}"

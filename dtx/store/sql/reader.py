@@ -9,11 +9,9 @@ from collections import OrderedDict
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from dtx.store.contract import StoreError, StoreStopped
-from dtx.store.sql.tables import CHUNKS
 from xa.sql.errors import explained, is_of_one_place
 
 if TYPE_CHECKING:
@@ -59,11 +57,13 @@ class Reader:
 
     def fetch_chunk(self, message: int, number: int, done: ChunkFetched) -> None:
         """Queues a request for one piece of a large message."""
-        chunk = select(CHUNKS.c.data).where(CHUNKS.c.message == message, CHUNKS.c.number == number)
+        which = {"message": message, "number": number}
 
         def read() -> Callable[[], None]:
             try:
-                piece: bytes | None = self._connection.execute(chunk).scalar_one_or_none()
+                piece: bytes | None = self._connection.execute(
+                    self._statements.select_chunk, which
+                ).scalar_one_or_none()
             except SQLAlchemyError as error:
                 if is_of_one_place(error):
                     LOG.warning("piece %d of message %d can't be read: %s", number, message, explained(error))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import bindparam, column, delete, func, insert, literal_column, select, update, values
 
 from dtx.store.contract import PENDING
-from dtx.store.sql.tables import BRANCH, CHUNKS, FENCE, MESSAGE, PAYLOAD, QUEUE, RECORD
+from dtx.store.sql.tables import BRANCH, CHUNKS, FENCE, MESSAGE, PAYLOAD, QUEUE, RECORD, is_of_other_type
 
 if TYPE_CHECKING:
     from sqlalchemy import Column, ColumnElement, Delete, Dialect, Insert, Select, Table, Update
@@ -77,7 +77,13 @@ class Statements:
         payload: tuple[ColumnElement[Any], ...] = (PAYLOAD.c.message, PAYLOAD.c.data)
         if dialect.name == "sqlite":  # one row, in which the messages and their payloads stand in one order
             payload = (func.group_concat(PAYLOAD.c.message), func.group_concat(func.hex(PAYLOAD.c.data)))
-        self.select_payloads = self._with_keys(select(*payload), PAYLOAD.c.message)
+        payloads = select(*payload).where(~is_of_other_type(PAYLOAD.c.data, dialect))
+        self.select_payloads = self._with_keys(payloads, PAYLOAD.c.message)
+        self.select_chunk = select(CHUNKS.c.data).where(
+            CHUNKS.c.message == bindparam("message"),
+            CHUNKS.c.number == bindparam("number"),
+            ~is_of_other_type(CHUNKS.c.data, dialect),
+        )
 
     def _insert(self, table: Table, *columns: str, tail: str = "") -> MultiRowStatement:
         names = columns or tuple(table.columns.keys())

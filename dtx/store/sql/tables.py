@@ -33,7 +33,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
+    func,
     inspect,
+    literal_column,
     select,
 )
 
@@ -44,7 +47,7 @@ from xa.sql.statements import missing_columns
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sqlalchemy import Connection
+    from sqlalchemy import ColumnElement, Connection, Dialect
 
 Row = TypeVar("Row", bound="Sequence[Any]")
 
@@ -195,6 +198,14 @@ def _check_bounds(column: Column[Any], values: Sequence[int]) -> None:
         found = max(values)
     if found < least or (most is not None and found > most):
         raise StoreDamaged(f"the table {column.table.name} of the store has {found} in {column.name}: {RESTORE}")
+
+
+def is_of_other_type(column: Column[Any], dialect: Dialect) -> ColumnElement[bool]:
+    """Whether a value is not of the type of its column, which is octets or an integer: only SQLite takes such ones."""
+    if dialect.name != "sqlite":
+        return false()
+    own = "blob" if column.type.python_type is bytes else "integer"
+    return func.typeof(column) != literal_column(f"'{own}'")
 
 
 def refuse_other_version(version: object) -> None:

@@ -429,6 +429,52 @@ def test_a_payload_that_can_not_be_read_keeps_no_other_message_from_its_consumer
     broker.stop()
 
 
+@pytest.mark.parametrize("other", ["CAST(data AS TEXT)", "1.5", "7", "'text'"])
+def test_a_payload_of_another_type_is_unreadable(tmp_path: Path, other: str) -> None:
+    """As a damaged one: for consumers, in the figures, and for `xabridge check`."""
+    broker = EmbeddedBroker(tmp_path)
+    with managed(tmp_path, broker) as manager, manager.begin() as tx:
+        for number in range(3):
+            tx["broker"].send("orders", Message(body=body(number)))
+            tx["broker"].send("large", Message(body=b"%d" % number * (3 * CHUNK)))
+    broker.stop()
+    with closing(sqlite3.connect(tmp_path / "broker.db")) as connection, connection:
+        for table in ("dtx_payload", "dtx_chunk"):
+            second = f"message = (SELECT message FROM {table} GROUP BY message LIMIT 1 OFFSET 1)"  # noqa: S608
+            connection.execute(f"UPDATE {table} SET data = {other} WHERE {second}")  # noqa: S608
+    assert checked(f"sqlite:///{tmp_path / 'broker.db'}").count("1 messages have a payload of another type") == 2
+
+    broker.start()
+    with managed(tmp_path, broker) as manager:
+        assert [one.body[:3] for one in everything(manager, "orders")] == [b"<0>", b"<2>"]
+        assert [one.body[:1] for one in everything(manager, "large")] == [b"0", b"2"]
+    assert broker.broker.failure is None
+    assert broker.inside(lambda inner: inner.container.resource.unreadable) == 2
+    broker.stop()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("UPDATE dtx_chunk SET number = -1 WHERE number = 0", "1 messages lack a piece"),
+        ("UPDATE dtx_chunk SET number = 0.5 WHERE number = 1", "1 messages have a payload of another type"),
+        ("UPDATE dtx_chunk SET number = 7 WHERE number = 1", "1 messages lack a piece"),
+        ("UPDATE dtx_chunk SET data = substr(data, 1, 10) WHERE number = 0", "another size than is noted"),
+        (
+            "UPDATE dtx_chunk SET data = zeroblob(length(data) + 1 - 2 * number)",
+            "a piece of another size than it should have",
+        ),
+    ],
+)
+def test_pieces_that_are_not_those_of_their_message_are_found(
+    octets: bytes, tmp_path: Path, change: str, says: str
+) -> None:
+    url = put(tmp_path / "changed.db", octets)
+    with closing(sqlite3.connect(tmp_path / "changed.db")) as connection, connection:
+        connection.execute(change)
+    assert says in checked(url)
+
+
 def queues_of(broker: Broker) -> dict[str, Queue]:
     return broker.container.resource.queues
 
