@@ -154,6 +154,12 @@ def is_of_one_place(error: BaseException) -> bool:
     return code in _UNREAD or sqlstate_of(error) in _CORRUPTED or kind_of(error) is ErrorKind.DAMAGED
 
 
+def is_no_database(error: BaseException) -> bool:
+    """Whether a file is not one of SQLite's, or has lost the beginning that says so."""
+    code = getattr(_original(error), "sqlite_errorcode", None)
+    return code is not None and code & _PRIMARY == sqlite3.SQLITE_NOTADB
+
+
 def explained(error: BaseException) -> str:
     """What the database said, and what to do where it does not say that itself."""
     original = _original(error)

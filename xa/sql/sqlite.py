@@ -13,18 +13,21 @@ import sqlite3
 import struct
 import threading
 import time
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from sqlalchemy import event
+from sqlalchemy import URL, create_engine, event
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sqlalchemy import URL, Engine
+    from sqlalchemy import Engine
 
 _PAUSE_S: Final = 0.005
 
@@ -36,6 +39,10 @@ _WRITE_AHEAD: Final = 2
 """The highest of these versions."""
 _LOG_HEADER: Final = struct.Struct(">8xI4x8s8x")
 """Of the write-ahead log: the size of a page, and what all valid frames have."""
+_LOG_OCTETS: Final = 32
+"""Of that header."""
+_CELLS: Final = slice(103, 105)
+"""Of the first page: how many entries the root of the schema has."""
 _FRAME: Final = struct.Struct(">II8s8x")
 """Of a page in the log: its number, how many pages the file has after the commit that ends with it, and that."""
 
@@ -149,8 +156,8 @@ def _pages_of_log(log: Path, page: int) -> tuple[set[int], int]:
         return committed, last
 
     with file:
-        header = file.read(32)
-        if len(header) < 32:
+        header = file.read(_LOG_OCTETS)
+        if len(header) < _LOG_OCTETS:
             return committed, last
         of_page, mark = _LOG_HEADER.unpack(header)
         begun: set[int] = set()
@@ -164,6 +171,40 @@ def _pages_of_log(log: Path, page: int) -> tuple[set[int], int]:
                 last = pages
                 begun.clear()
     return committed, last
+
+
+def may_lack_tables(path: Path) -> bool:
+    """Whether the file of a database shows no table by itself: its log may have some, or the file is damaged."""
+    front = os.pread(descriptor_of(str(path)), _CELLS.stop, 0)
+    return len(front) < _CELLS.stop or not any(front[_CELLS])
+
+
+def has_tables(path: Path) -> bool:
+    """Whether SQLite finds a table in a file and its log; also where it can't say. The look changes nothing."""
+    with looked_at(URL.create("sqlite", database=str(path))) as url:
+        engine = create_engine(url, poolclass=NullPool)
+        try:
+            with engine.connect() as connection:
+                return connection.exec_driver_sql("SELECT 1 FROM sqlite_master LIMIT 1").first() is not None
+        except (SQLAlchemyError, sqlite3.Error):
+            return True
+
+
+def commits_in_log(path: Path) -> int:
+    """How many commits the frames of a write-ahead log are marked with, in the generation that has most of them. They
+    are counted also where the log has become invalid; and where power was lost, the last one may not have been forced.
+    """
+    header = os.pread(descriptor_of(str(path)), _HEADER.size, 0)
+    of_page = 0 if len(header) < _HEADER.size else _HEADER.unpack(header)[1]
+    page = 65536 if of_page == 1 else of_page
+    marked: Counter[bytes] = Counter()
+    with suppress(FileNotFoundError), path.with_name(path.name + "-wal").open("rb") as log:
+        at = _LOG_OCTETS
+        while page and len(frame := os.pread(log.fileno(), _FRAME.size, at)) == _FRAME.size:
+            _, pages, of_frame = _FRAME.unpack(frame)
+            marked[of_frame] += pages > 0
+            at += _FRAME.size + page
+    return max(marked.values(), default=0)
 
 
 def _read_only(url: URL, path: Path, **more: str) -> URL:

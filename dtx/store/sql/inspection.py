@@ -18,7 +18,7 @@ from dtx.store.contract import CHUNK, NUMBERS_PER_OPENING, StoreDamaged, StoreEr
 from dtx.store.sql.backup import COPY
 from dtx.store.sql.database import ACCESS, OPENING_FAILURES, store_url
 from dtx.store.sql.restoration import RestoredFromSql
-from dtx.store.sql.sqlite import check_files
+from dtx.store.sql.sqlite import check_files, check_kinds
 from dtx.store.sql.tables import (
     CHUNKS,
     MESSAGE,
@@ -31,7 +31,7 @@ from dtx.store.sql.tables import (
 from xa.open_string import shown
 from xa.printable import printable
 from xa.sql import postgres, sqlite
-from xa.sql.errors import ErrorKind, explained, kind_of
+from xa.sql.errors import ErrorKind, explained, is_no_database, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -104,7 +104,7 @@ def _looked_at(engine: Engine, url: str, rehearse: Callable[[Restored], object])
     """Everything that a start reads, as it is at one moment; then the files of a store in SQLite, page by page."""
 
     def refusal(error: Exception) -> StoreError:
-        if kind_of(error) is not ErrorKind.DAMAGED or engine.dialect.name != "sqlite":
+        if kind_of(error) is not ErrorKind.DAMAGED or engine.dialect.name != "sqlite" or is_no_database(error):
             return _unreadable(url, error)
         return StoreDamaged(f"{_unreadable(url, error)}; {_damaged(engine)}")
 
@@ -149,6 +149,7 @@ def _engine(url: str) -> Iterator[Engine]:
     if parsed.get_backend_name() != "sqlite":
         raise StoreError(f"{shown(url)!r} is not the URL of a store: sqlite:///path or postgresql://…")
     path = Path(str(parsed.database)).absolute()
+    check_kinds(path)
     check_files(path)
     if not path.is_file():
         raise StoreError(f"there is no store {path}")

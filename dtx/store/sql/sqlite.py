@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 LOG: Final = logging.getLogger("xabridge.broker")
 PAGE_SIZE: Final = 8192
+LEAST_PAGE: Final = 512
+"""Octets of a page of SQLite at least."""
 INCREMENTAL: Final = 2
 """The mode of auto_vacuum in which pages are given back on request."""
 WORTH_PAGES: Final = 1024
@@ -198,6 +200,7 @@ class SqliteDatabase:
         self._lock = -1
         try:
             _make_folder(path.parent)
+            check_kinds(path)
             self._lock = _locked(path.with_name(path.name + ".lock"))
             check_files(path)
             self._reserve = DiskReserve(path.with_name(path.name + ".reserve"))
@@ -270,21 +273,48 @@ class SqliteDatabase:
         os.close(self._lock)
 
 
+def check_kinds(path: Path) -> None:
+    """StoreError: the store, or what lies beside it, is there and is not a file."""
+    for name in (path.name, *(path.name + ending for ending in (".lock", ".reserve", "-wal", "-shm"))):
+        one = path.with_name(name)
+        if one.exists() and not one.is_file():
+            raise StoreError(
+                f"the store {path} can't be opened, because {one} is not a file: remove it, or move it away"
+            )
+
+
 def check_files(path: Path) -> None:
-    """StoreDamaged: the file is not what it was, as far as that shows before SQLite opens it. SQLite would take an
-    empty file for a new one, and delete its log."""
-    if path.exists() and path.stat().st_size:
+    """StoreDamaged: the file is not what it was, as far as that shows before SQLite opens it to write. SQLite would
+    take a file that is empty, or has no table, for a new one, and delete its log."""
+    size = path.stat().st_size if path.exists() else 0
+    if size:
         damage = sqlite.visible_damage(path)
         if damage and damage == sqlite.visible_damage(path):  # not only because it is being written
             raise StoreDamaged(f"the store {path} is damaged: {damage}. Restore it from a copy")
-        return
-    beside = [path.with_name(path.name + ending) for ending in (".reserve", "-wal")]
-    left = " and ".join(file.name for file in beside if file.exists() and file.stat().st_size)
-    if left:
+        if not sqlite.may_lack_tables(path):
+            return
+
+    signs = _signs_of_use(path)  # before its tables are looked for: a first opening makes them first
+    if signs and not (size and sqlite.has_tables(path)):
+        state = "without any table" if size else "empty" if path.exists() else "gone"
+        left = " and ".join(signs)
         raise StoreDamaged(
-            f"the store {path} is {'empty' if path.exists() else 'gone'}, but {left} beside it is of one that was in "
-            f"use: restore it from a copy. To begin with an empty one, remove {left}"
+            f"the store {path} is {state}, but {left} beside it {'is' if len(signs) == 1 else 'are'} of one that was "
+            f"in use: restore it from a copy. To begin with an empty one, remove {left}"
         )
+
+
+def _signs_of_use(path: Path) -> list[str]:
+    """The files beside a store that only one has that was opened. The reserve is made after the first commit, of the
+    tables, and nothing is stored before. A log may be left by an opening that was killed before that commit, or in it:
+    then it has one commit at most; and SQLite has written the first page of the file before it has a log."""
+    reserve, log = (path.with_name(path.name + ending) for ending in (".reserve", "-wal"))
+    signs = [reserve.name] if reserve.exists() and reserve.stat().st_size else []
+    if log.exists() and log.stat().st_size:
+        has_page = path.exists() and path.stat().st_size >= LEAST_PAGE
+        if not has_page or sqlite.commits_in_log(path) > 1:
+            signs.append(log.name)
+    return signs
 
 
 def _lay_out(connection: Any, _record: object) -> None:

@@ -8,13 +8,14 @@ import os
 import random
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from sqlalchemy import Engine, event
 
 from dtx.amqp.encoding import encode
 from dtx.amqp.messages import value_message
@@ -344,6 +345,125 @@ def test_files_that_this_user_may_not_read(octets: bytes, closed: str) -> None:
     assert "this user read and write" in said
     assert "this user read and write" in found
     folder.chmod(0o755)
+
+
+ENDINGS: Final = ("", "-wal", "-shm", ".reserve")
+
+
+def copied(path: Path, into: Path, endings: Iterable[str] = ENDINGS) -> Path:
+    """The files of a store as they are now, which is what a kill leaves, in a new folder."""
+    into.mkdir(parents=True)
+    for ending in endings:
+        file = path.with_name(path.name + ending)
+        if file.exists():
+            shutil.copyfile(file, into / file.name)
+    return into / path.name
+
+
+@pytest.fixture
+def young(tmp_path: Path) -> Path:
+    """A store that was used a little, and killed: all that it has is in its log."""
+    place = Place(f"sqlite:///{tmp_path / 'store.db'}")
+    opened = place.open()
+    with opened.batch() as batch:
+        batch.create_queue(opened.first, "orders")
+    with opened.batch() as batch:
+        batch.enqueue(opened.first + 1, opened.first, opened.first + 1, value_message(encode("x")))
+    path = copied(place.path, tmp_path / "young")
+    place.close()
+    return path
+
+
+def damage_log(path: Path, at: int | None) -> None:
+    """Changes one octet of the log of a store; None: removes the log."""
+    log = path.with_name(f"{path.name}-wal")
+    if at is None:
+        log.unlink()
+        return
+    octets = bytearray(log.read_bytes())
+    octets[at] ^= 1
+    log.write_bytes(octets)
+
+
+@pytest.mark.parametrize(
+    ("at", "endings", "beside"),
+    [
+        (None, ENDINGS, "store.db.reserve beside it is"),
+        (5, ENDINGS, "store.db.reserve and store.db-wal beside it are"),
+        (5, ("", "-wal"), "store.db-wal beside it is"),
+        (17, ("", "-wal", "-shm"), "store.db-wal beside it is"),
+        (40, ("", "-wal"), "store.db-wal beside it is"),
+        (200, ("", "-wal", "-shm"), "store.db-wal beside it is"),
+    ],
+)
+def test_a_young_store_whose_log_is_damaged_is_not_taken_for_a_new_one(
+    young: Path, tmp_path: Path, at: int | None, endings: tuple[str, ...], beside: str
+) -> None:
+    path = copied(young, tmp_path / "damaged", endings)
+    assert started(f"sqlite:///{copied(young, tmp_path / 'whole', endings)}") == ""
+    damage_log(path, at)
+    for _ in range(2):  # the log is still there
+        for said in (checked(f"sqlite:///{path}"), started(f"sqlite:///{path}")):
+            assert f"is without any table, but {beside} of one that was in use" in said
+
+
+def test_a_file_of_one_octet(octets: bytes, tmp_path: Path) -> None:
+    url = put(tmp_path / "store.db", octets[:1])
+    for ending in (".reserve", "-wal"):
+        (tmp_path / f"store.db{ending}").write_bytes(b"x")
+        for said in (checked(url), started(url)):
+            assert f"is without any table, but store.db{ending} beside it is of one that was in use" in said
+        (tmp_path / f"store.db{ending}").unlink()
+
+
+def test_a_first_opening_that_is_killed_at_any_statement_can_be_repeated(tmp_path: Path) -> None:
+    """It has stored nothing, whatever it leaves: also where the power fails in its commit."""
+    images: list[Path] = []
+
+    def killed(*_: object) -> None:
+        images.append(copied(path, tmp_path / str(len(images))))
+
+    path = tmp_path / "store.db"
+    place = Place(f"sqlite:///{path}")
+    for name in ("before_cursor_execute", "commit"):
+        event.listen(Engine, name, killed)
+    try:
+        place.open()
+    finally:
+        for name in ("before_cursor_execute", "commit"):
+            event.remove(Engine, name, killed)
+    committed = copied(path, tmp_path / "committed", ("", "-wal"))
+    place.close()
+
+    log = committed.with_name("store.db-wal").read_bytes()
+    for size in (7, 32, 40, 1000, len(log) // 2, len(log) - 8000, len(log) - 1):
+        images.append(copied(committed, tmp_path / f"cut to {size}"))
+        images[-1].with_name("store.db-wal").write_bytes(log[:size])
+    for at in (5, 40, 70, len(log) - 100):
+        images.append(copied(committed, tmp_path / f"changed at {at}"))
+        damage_log(images[-1], at)
+    for image in images:
+        found = checked(f"sqlite:///{image}")
+        assert not found or found.startswith("there is no store"), image
+        assert not started(f"sqlite:///{image}"), image
+    assert len(images) > 30
+
+
+@pytest.mark.parametrize("ending", ["", ".lock", ".reserve", "-wal"])
+def test_a_folder_in_the_place_of_a_file(octets: bytes, tmp_path: Path, ending: str) -> None:
+    url = put(tmp_path / "store.db", octets)
+    if not ending:
+        (tmp_path / "store.db").unlink()
+    (tmp_path / f"store.db{ending}").mkdir()
+    for said in agreed(url, ending):
+        assert f"store.db{ending} is not a file" in said
+
+
+def test_a_file_of_something_else_is_not_a_damaged_store(tmp_path: Path) -> None:
+    found, said = agreed(put(tmp_path / "store.db", b"to buy: bread, milk; " * 1000), "text")
+    assert "file is not a database" in found
+    assert "file is not a database" in said
+    assert "dtx_" not in found
 
 
 def roots(path: Path) -> dict[str, int]:
