@@ -273,3 +273,9 @@ def _faults(connection: Connection) -> Iterator[str]:
         found = int(connection.execute(select(count).select_from(of).where(condition)).scalar_one())
         if found:
             yield f"{found} messages {what}"
+
+    orphans = PAYLOAD.outerjoin(MESSAGE, MESSAGE.c.number == PAYLOAD.c.message)
+    counted = select(func.count()).select_from(orphans).where(MESSAGE.c.number.is_(None))
+    found = int(connection.execute(counted).scalar_one())
+    if found:
+        yield f"{found} payloads are of no message"

@@ -252,6 +252,15 @@ def test_a_number_beyond_its_bounds_is_refused_and_found(octets: bytes, tmp_path
         assert "restore it from a copy" in said
 
 
+def test_payloads_without_a_message_are_found(octets: bytes, tmp_path: Path) -> None:
+    """A broker deletes a message and its payload together. It can start without both."""
+    url = put(tmp_path / "store.db", octets)
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
+        connection.execute("DELETE FROM dtx_message WHERE position > 0")
+    assert agreed(url, "deleted") == ("40 payloads are of no message", "")
+    assert checked(url) == "40 payloads are of no message"
+
+
 def test_messages_of_a_queue_that_was_deleted_are_no_damage(octets: bytes, tmp_path: Path) -> None:
     """A prepared branch took them; what it would do with them is not to be done any more."""
     url = put(tmp_path / "store.db", octets)
@@ -260,6 +269,7 @@ def test_messages_of_a_queue_that_was_deleted_are_no_damage(octets: bytes, tmp_p
         taken = [(message,) for messages in held for message, outcome in messages if outcome is not None]
         assert taken
         connection.executemany("DELETE FROM dtx_message WHERE number = ?", taken)
+        connection.executemany("DELETE FROM dtx_payload WHERE message = ?", taken)
     assert agreed(url, "deleted") == ("", "")
 
 
