@@ -24,6 +24,9 @@ from typing import Any
 
 from psycopg import errors
 
+from dtx.broker.queues import outcomes
+from dtx.broker.queues.outcomes import LOST, LOST_TIMES
+from dtx.protocol.replies import MODIFIED
 from tm import ConsumerSettings, Outcome, ProtocolMisuse, RolledBack, Verdict
 from tm.consumer.handler import Handler
 from tm.consumer.history import UNTOLD
@@ -43,11 +46,11 @@ TROUBLE_S = 40.0
 STEPS = 60_000
 LIMIT = 10
 """The broker's limit of deliveries, unless configured."""
+LOW_LIMIT = 4
+"""One that lost connections bring messages above."""
 UNPAUSED = 10
 """So many messages at least are handled alone after a conflict."""
 TOLERANCE_S = 0.005
-KILLS = UNTOLD - 1
-"""How many deliveries may end with a process or a connection, so that no message can have been in all of `UNTOLD`."""
 
 
 def lost() -> XaError:
@@ -490,11 +493,13 @@ class World:
         """How long a handler takes."""
         self.exact = dice.random() < 0.8
         """Whether the broker counts only what it is told to count."""
-        self.limit = dice.choice((LIMIT, LIMIT, 3 * LIMIT)) if self.exact else 0
+        self.limit = dice.choice((LOW_LIMIT, LIMIT, 3 * LIMIT)) if self.exact else 0
         count = dice.randrange(2, 25)
         contents = dice.choice((count, count, 2)) if self.exact else count
+        if self.limit == LOW_LIMIT:
+            contents = count
         """How many different contents there are. A broker that counts everything does not say which message of one
-        content has failed."""
+        content has failed; and where a commit was refused, each of them is counted, up to the broker's limit."""
         numbers = range(count)
         share = dice.choice((0.0, 0.1, 0.5))
         bad = [number for number in numbers if dice.random() < share]
@@ -531,6 +536,8 @@ class World:
         self.outage_share = dice.choice((0.0, 0.002, 0.01))
         self.kill_share = dice.choice((0.0, 0.0, 0.005)) if self.exact else 0.0
         self.losses = 0
+        self.most_losses = min(UNTOLD, LOST_TIMES * self.limit) - 1 if self.exact else 0
+        """How many deliveries may end with a process or a connection without a dead letter of an innocent message."""
         self.running: Run | None = None
         self.ends_at = self.now + TROUBLE_S
         self.names = itertools.count(1)
@@ -625,7 +632,8 @@ class World:
                 entry.reason = said.reason or entry.reason
                 if said.reason and entry.number not in self.bad:
                     self.found.append(f"message {entry.number} has the reason {said.reason}")
-            if counted and self.limit and entry.count >= self.limit * (2 if is_loss or said.reason else 1):
+            outcome = outcomes.Outcome(MODIFIED, failed=counted, reason="" if is_loss else said.reason, lost=is_loss)
+            if outcome.exhausts(entry.count, self.limit):
                 self._die(entry, entry.reason)
         transaction.link.recall = transaction.link.recall or self.mutant.recalls
         self._leave(transaction)
@@ -635,7 +643,7 @@ class World:
         for entry in link.give_back():
             entry.count += 1
             self.untold[entry.number] += 1
-            if self.limit and entry.count >= 2 * self.limit:
+            if LOST.exhausts(entry.count, self.limit):
                 self._die(entry, entry.reason)
 
     def _die(self, entry: Entry, reason: str) -> None:
@@ -663,7 +671,7 @@ class World:
             if name == "broker":
                 self._restart_broker()
 
-        if self.losses < KILLS and dice.random() < self.kill_share:
+        if self.losses < self.most_losses and dice.random() < self.kill_share:
             self.losses += 1
             process = dice.choice(self.processes)
             if dice.random() < 0.5 and process.live:
@@ -754,7 +762,10 @@ class World:
             elif "poison" in dead[0] and not dead[0].endswith(f"poison {number}") and self.has_own_content:
                 found.append(f"bad message {number} is a dead letter with the reason of another one: {dead}")
             attempts = self.failed_alone[number] + self.untold[number]
-            if number in self.poison and attempts < self.settings.max_deliveries and self._says_attempts:
+            most = self.settings.max_deliveries
+            if self.limit:
+                most = min(most, LOST_TIMES * self.limit)
+            if number in self.poison and attempts < most and self._says_attempts:
                 found.append(f"bad message {number} had {attempts} attempts of its own")
         return found
 

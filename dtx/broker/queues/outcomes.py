@@ -36,6 +36,11 @@ OUTCOMES: Final = frozenset(str(name) for name in _CODES if type(name) is Symbol
 _TRANSACTIONAL: Final[frozenset[Value]] = frozenset({Ulong(TRANSACTIONAL), Symbol("amqp:transactional-state:list")})
 _TRANSACTIONAL_PREFIX: Final = b"\x00" + encode(Ulong(TRANSACTIONAL))
 
+LOST_TIMES: Final = 2
+"""A connection that is lost, or a consumer that says why it has failed, makes a dead letter only at so many times the
+limit of deliveries: a consumer that gets the message before can say why it is one, and has a limit of its own; and a
+process that is killed has mostly nothing to do with the message."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -52,6 +57,12 @@ class Outcome:
     rolled_back: Outcome | None = field(default=None, compare=False)
     lost: bool = field(default=False, compare=False)
     """Whether the connection was lost, so that it is not known whether the message has anything to do with it."""
+
+    def exhausts(self, count: int, most: int) -> bool:
+        """Whether it makes a dead letter of a message that was delivered `count` times in vain by now; `most` is the
+        limit, 0 for none. An outcome that does not count makes none, however high the count is."""
+        limit = most * (LOST_TIMES if self.lost or self.reason else 1)
+        return self.failed and 0 < limit <= count
 
     def encode(self) -> bytes:
         """The octets, as the module's docstring says."""

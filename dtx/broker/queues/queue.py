@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 
 LOOKED_AT: Final = 1000
 """How many messages are looked at to find the one that waits for the longest time."""
-LOST_TIMES: Final = 2
-"""A connection that is lost, or a consumer that says why it has failed, makes a dead letter only at so many times the
-limit of deliveries: a consumer that gets the message before can say why it is one, and has a limit of its own; and a
-process that is killed has mostly nothing to do with the message."""
 
 
 class QueueOwner(Protocol):
@@ -396,8 +392,7 @@ class Queue:
         count, dead, reason = entry.count, outcome.code == REJECTED, "rejected"
         if outcome.code == MODIFIED:
             count = min(count + outcome.failed, MOST_DELIVERIES)
-            limit = self.settings.max_deliveries * (LOST_TIMES if outcome.lost or outcome.reason else 1)
-            dead = outcome.undeliverable or (limit > 0 and count >= limit)
+            dead = outcome.undeliverable or outcome.exhausts(count, self.settings.max_deliveries)
             reason = "undeliverable" if outcome.undeliverable else f"delivery-count reached {count}"
 
         if dead:

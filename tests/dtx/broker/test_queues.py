@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from proton import Delivery, Message
+from proton import Delivery, Described, Message, Receiver, ulong
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.queues.entry import State
 from dtx.broker.settings import Limits, QueueSettings, Settings
 from dtx.protocol.addresses import COORDINATION, MANAGEMENT
-from dtx.protocol.commands import Recover
+from dtx.protocol.commands import Complete, Prepare, Recover, Rollback, Start
 from dtx.protocol.conditions import Refusal
+from dtx.protocol.replies import TRANSACTIONAL
 from dtx.store.contract import StoreStopped
-from tests.dtx.broker.peer import Coordinator, Peer, World, closed, condition_of, filled
+from tests.dtx.broker.peer import OK, XID, Coordinator, Peer, World, closed, condition_of, dead, filled, say_state
 from xa import Code
 
 
@@ -88,6 +91,110 @@ def test_what_a_consumer_that_fails_has_not_settled_is_a_failed_delivery() -> No
             consumer.vanish()
     assert peer.drained("q") == []
     assert peer.drained("q.dead") == ["x"]
+
+
+WITHOUT_A_TRANSACTION: dict[str, Callable[[Peer, Receiver, Delivery], None]] = {
+    "released": lambda consumer, _, delivery: consumer.settle(delivery, Delivery.RELEASED),
+    "modified, and not failed": lambda consumer, _, delivery: consumer.settle(delivery, Delivery.MODIFIED),
+    "closed": lambda consumer, receiver, _: consumer.world.close(receiver),
+    "detached, and the session ended": lambda consumer, receiver, _: detach_and_end(consumer, receiver),
+    "closed with the connection": lambda consumer, *_: consumer.world.close(consumer.connection),
+}
+TRANSACTIONS: dict[str, Callable[[Coordinator, bytes], Any]] = {
+    "the transaction fails": lambda control, txn_id: control.discharge(txn_id, fail=True),
+    "it takes too long": lambda control, _: control.peer.world.pass_time(61),
+    "its link is closed": lambda control, _: control.peer.world.close(control.link),
+    "its connection is lost": lambda control, _: control.peer.vanish(),
+}
+BRANCHES: dict[str, Callable[[Peer], Any]] = {
+    "rolled back": lambda peer: peer.ask(Rollback(XID)),
+    "completed by hand": lambda peer: peer.ask(Complete(XID, commit=False)),
+    "left alone": lambda peer: peer.world.pass_time(601),
+}
+EXCUSED = {"released": Described(ulong(0x26), []), "modified": Described(ulong(0x27), [False, False])}
+
+
+def detach_and_end(consumer: Peer, receiver: Receiver) -> None:
+    receiver.detach()
+    consumer.world.pump()
+    consumer.world.close(consumer.session)
+
+
+def above_the_limit() -> tuple[World, Peer]:
+    """A message that three lost connections have brought above the limit of two deliveries."""
+    settings = Settings(queue_defaults=QueueSettings(max_deliveries=2), local_timeout_s=60, branch_timeout_s=600)
+    world, peer = filled("x", settings=settings)
+    for _ in range(3):
+        consumer = world.connect()
+        consumer.first()
+        consumer.vanish()
+    return world, peer
+
+
+def check_limit(world: World) -> None:
+    """The message is in its queue, with its count; one more delivery that counts makes a dead letter of it."""
+    peer = world.connect()
+    _, delivery, message = peer.first()
+    assert message.delivery_count == 3
+    delivery.local.failed = True
+    peer.settle(delivery, Delivery.MODIFIED)
+    assert dead(peer) == [("q", "delivery-count reached 4")]
+
+
+def retired_with_an_excuse(peer: Peer, txn_id: bytes, outcome: str) -> Receiver:
+    receiver, delivery, _ = peer.first()
+    say_state(delivery, TRANSACTIONAL, [txn_id, Described(ulong(0x24), []), EXCUSED[outcome]])
+    delivery.settle()
+    peer.world.pump()
+    return receiver
+
+
+@pytest.mark.parametrize("how", WITHOUT_A_TRANSACTION)
+def test_a_return_that_does_not_count_makes_no_dead_letter(how: str) -> None:
+    """Whatever has brought the message above the limit: nothing has failed now."""
+    world, _ = above_the_limit()
+    consumer = world.connect()
+    receiver, delivery, _ = consumer.first()
+    WITHOUT_A_TRANSACTION[how](consumer, receiver, delivery)
+    check_limit(world)
+
+
+@pytest.mark.parametrize("how", TRANSACTIONS)
+@pytest.mark.parametrize("outcome", EXCUSED)
+def test_a_rollback_that_does_not_count_makes_no_dead_letter(how: str, outcome: str) -> None:
+    world, _ = above_the_limit()
+    control = world.connect().coordinator()
+    txn_id = control.declare()
+    retired_with_an_excuse(control.peer, txn_id, outcome)
+    TRANSACTIONS[how](control, txn_id)
+    check_limit(world)
+
+
+@pytest.mark.parametrize("outcome", EXCUSED)
+@pytest.mark.parametrize(
+    ("before", "how"),
+    [
+        ("nothing", "rolled back"),
+        ("nothing", "left alone"),
+        ("a vote", "rolled back"),
+        ("a vote", "completed by hand"),
+        ("a restart", "rolled back"),
+        ("a restart", "completed by hand"),
+    ],
+)
+def test_a_branch_whose_rollback_does_not_count_makes_no_dead_letter(outcome: str, before: str, how: str) -> None:
+    world, peer = above_the_limit()
+    control = world.connect().coordinator()
+    txn_id = control.declare(Start(XID))
+    retired_with_an_excuse(control.peer, txn_id, outcome)
+    control.discharge(txn_id)
+    if before != "nothing":
+        assert peer.ask(Prepare(XID)) == OK
+    if before == "a restart":
+        world = world.crash()
+        peer = world.connect()
+    BRANCHES[how](peer)
+    check_limit(world)
 
 
 def test_consumers_compete_in_turn() -> None:
