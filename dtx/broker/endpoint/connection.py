@@ -128,6 +128,8 @@ class BrokerConnection:
         """Octets of messages of which more is to come."""
         self.unanswered: list[Callable[[Refusal | None], None]] = []
         self.outcomes_due: list[Callable[[Refusal | None], None]] = []
+        self._behind_decisions: list[tuple[Callable[[], None], list[Link]]] = []
+        """What is done when none of its links awaits a decision any more."""
         self._handlers: dict[type, Callable[[Any], None]] = {
             ConnectionOpened: self._on_open,
             ConnectionClosed: self._on_close,
@@ -262,15 +264,28 @@ class BrokerConnection:
             self._end_sessions(in_order=in_order)
             self._endpoint.close(error)
 
-        self._after_outcomes(close)
+        self._after_outcomes(close, self.links.values())
 
-    def _after_outcomes(self, act: Callable[[], None]) -> None:
-        """Calls `act` when the outcomes of the messages are sent that are on their way to their queues: a sender that
-        did not get one would send its message a second time."""
+    def _after_outcomes(self, act: Callable[[], None], links: Iterable[Link]) -> None:
+        """Calls `act` when the outcomes are sent of the messages that are on their way to their queues, and of the
+        transactions that are being decided over these links: who did not get one would do its work a second time."""
+        deciding = [link for link in links if link.awaits_decision]
         if self.outcomes_due:
-            self.outcomes_due.append(lambda _: self._answer(act))
+            self.outcomes_due.append(lambda _: self._after_decisions(act, deciding))
         else:
-            self._answer(act)
+            self._after_decisions(act, deciding)
+
+    def _after_decisions(self, act: Callable[[], None], deciding: list[Link]) -> None:
+        self._behind_decisions.append((act, deciding))
+        self.decided()
+
+    def decided(self) -> None:
+        waiting, self._behind_decisions = self._behind_decisions, []
+        for act, links in waiting:
+            if any(link.awaits_decision for link in links):
+                self._behind_decisions.append((act, links))
+            else:
+                self._answer(act)
 
     def lost(self) -> None:
         """The peer is gone. What it held is free; prepared branches are as they were."""
@@ -366,7 +381,7 @@ class BrokerConnection:
     def _on_end(self, event: SessionEnded) -> None:
         session = self.sessions.get(event.session)
         if not event.by_peer:
-            self._after_outcomes(partial(self._end_failed, event))
+            self._after_outcomes(partial(self._end_failed, event), session.links.values() if session else ())
             return
         error = None
         if session is not None:

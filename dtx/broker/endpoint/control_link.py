@@ -3,11 +3,13 @@
 A refusal is a rejected outcome where the source of the link knows that outcome, and otherwise closes the
 link with the error. A control message that was sent settled closes the link: no result could be sent for
 it. When the link is closed, for whatever reason, the local transactions that it declared are rolled
-back, and the branches that are associated through it become rollback-only.
+back, and the branches that are associated through it become rollback-only. If we close it with an error, this happens
+at once, and the detach is sent behind the outcomes of the transactions that are being decided.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
@@ -25,6 +27,7 @@ from xa.state_tables import AssociationVerb
 
 if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery
+    from dtx.amqp.events import Transferred
     from dtx.amqp.link import ReceiverLink
     from dtx.broker.endpoint.link import LinkConnection, Session
     from dtx.broker.transactions.contexts import WorkContext
@@ -52,8 +55,18 @@ class ControlLink(ReceivingLink):
     ) -> None:
         super().__init__(connection, session, endpoint, credit=CREDIT, limit=MAX_COMMAND)
         self._declared: dict[WorkContext, None] = {}
+        self._deciding: set[IncomingDelivery] = set()
+        """Control messages whose outcomes wait for the store."""
+
+    @property
+    def awaits_decision(self) -> bool:
+        return bool(self._deciding)
 
     # -- messages
+    def transferred(self, event: Transferred) -> None:
+        if self.ending is None:
+            super().transferred(event)
+
     def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         if settled or context is not None:
             message = "no transactional work is allowed here" if context else "a control message is not sent settled"
@@ -110,14 +123,25 @@ class ControlLink(ReceivingLink):
         if context.partial:
             self._discharge_partial(delivery, context, fail=discharge.fail)
         elif isinstance(context, LocalTransaction):
-            context.discharge(
-                fail=discharge.fail,
-                answer=lambda refusal: self.room.when_withdrawn(lambda: self._answer(delivery, refusal)),
-            )
+            self._deciding.add(delivery)
+            context.discharge(fail=discharge.fail, answer=partial(self._decided, delivery))
         else:
             verb = AssociationVerb.END_FAIL if discharge.fail else AssociationVerb.END
             self._dissociate(context, verb)
             self._answer(delivery, None)
+
+    def _decided(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
+        """The local transaction is over."""
+        self.room.when_withdrawn(lambda: self._answer(delivery, refusal))
+        self._decides_no_more(delivery)
+
+    def _decides_no_more(self, delivery: IncomingDelivery) -> None:
+        """The outcome of a control message is sent: what waits behind the last one goes on."""
+        self._deciding.discard(delivery)
+        if not self._deciding:
+            if self.ending is not None:
+                super().detach(self.ending)
+            self.connection.decided()
 
     def _dissociate(self, context: WorkContext, verb: AssociationVerb) -> None:
         if not isinstance(context, DistributedContext):
@@ -144,6 +168,7 @@ class ControlLink(ReceivingLink):
         if end.prepare:
             if not isinstance(context, DistributedContext):
                 raise refused(Code.XAER_PROTO, "a local transaction is discharged, not ended")
+            self._deciding.add(delivery)
             self.container.coordination.end_and_prepare(
                 context,
                 self.connection.identity,
@@ -163,16 +188,23 @@ class ControlLink(ReceivingLink):
 
     def _tell(self, delivery: IncomingDelivery, reply: Reply) -> None:
         """The result of an end with prepare."""
-        if not self.waits(delivery):
-            return
-        if isinstance(reply, ResultReply):
+        if isinstance(reply, ResultReply) and self.waits(delivery):
             self.answer(delivery, result_state(reply))
         elif isinstance(reply, Refusal):
             self._answer(delivery, reply)
+        self._decides_no_more(delivery)
 
     # -- the end of the link
     def terminate(self, refusal: Refusal) -> None:
         self.detach(refusal)
+
+    def detach(self, refusal: Refusal) -> None:
+        if not self._deciding:
+            super().detach(refusal)
+        elif self.ending is None:
+            self.ending = refusal
+            self._drop_parts()
+            self._lose_declared()
 
     def transaction_ended(self, context: WorkContext) -> None:
         # A suspended association stays the link's.
@@ -181,6 +213,9 @@ class ControlLink(ReceivingLink):
 
     def gone(self) -> None:
         super().gone()
+        self._lose_declared()
+
+    def _lose_declared(self) -> None:
         for context in tuple(self._declared):
             self._lose(context)
         self._declared.clear()

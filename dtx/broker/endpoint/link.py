@@ -65,6 +65,10 @@ class LinkConnection(ServedConnection, Protocol):
         """Closes a link with an error."""
         ...
 
+    def decided(self) -> None:
+        """A control link has sent the last outcome that it waited for."""
+        ...
+
     def released(self, context: WorkContext) -> None:
         """A txn-id is no longer in use: links acquire no more for it."""
         ...
@@ -182,6 +186,11 @@ class Link:
 
     def gone(self) -> None:
         """The link is closed, by either side."""
+
+    @property
+    def awaits_decision(self) -> bool:
+        """Whether a transaction is being decided, or prepared, whose outcome it is to send."""
+        return False
 
     @property
     def outlives_detach(self) -> bool:

@@ -19,7 +19,8 @@ from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong
 from dtx.broker.access.rate_limited_log import MOST
 from dtx.broker.endpoint.link import MOST_EMPTY
 from dtx.broker.settings import Limits, QueueSettings, Settings
-from dtx.protocol.commands import CONTROL, Declare, Discharge
+from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
+from dtx.protocol.commands import CONTROL, Declare, Discharge, End, Start
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import ACCEPTED, REJECTED
 from dtx.store.contract import StoreFull
@@ -42,7 +43,7 @@ from tests.dtx.broker.strangers import (
     said,
     source,
 )
-from xa import Code
+from xa import Code, Xid
 
 GARBAGE = b"\xff no message"
 
@@ -232,6 +233,7 @@ def first_to_last(answers: Answers) -> list[int]:
 
 
 CONTROL_MESSAGE = b"\x00\x53\x77"
+PLAIN = Declare()
 TAKES = Settings(queues={"full": QueueSettings(max_depth=0), "q": QueueSettings()}, create_on_demand=False)
 
 
@@ -415,10 +417,10 @@ def test_a_connection_that_an_operator_closes_has_the_outcomes_of_its_messages()
     assert slow.server.closed
 
 
-def declared(stranger: Stranger) -> bytes:
+def declared(stranger: Stranger, declare: Declare = PLAIN) -> bytes:
     """A transaction's id, from a control link."""
-    stranger.attach(1, coordinator())
-    stranger.transfer(1, 0, CONTROL_MESSAGE + CONTROL.encode(Declare()))
+    stranger.attach(1, coordinator(LOCAL, DISTRIBUTED))
+    stranger.transfer(1, 0, CONTROL_MESSAGE + CONTROL.encode(declare))
     ((*_, state),) = said(answers_to(stranger), DISPOSITION)
     (txn_id,) = state.value
     return bytes(txn_id)
@@ -436,6 +438,108 @@ def test_a_transaction_does_not_commit_without_a_message_behind_a_refused_one() 
     (disposition,) = said(answers_to(slow), DISPOSITION)
     assert disposition[1] == 5
     assert disposition[4].descriptor == REJECTED
+
+
+def posts_in(txn_id: bytes, numbers: range) -> bytes:
+    """Messages that a transaction posts, on the link with handle 0."""
+    state = Described(Ulong(0x34), [txn_id])
+    fields = [[Uint(0), Uint(n), bytes((n,)), Uint(0), False, False, None, state] for n in numbers]
+    return b"".join(frame(TRANSFER, each, body()) for each in fields)
+
+
+def asked(number: int, command: Declare | Discharge | End) -> bytes:
+    """A control message, on the link with handle 1."""
+    return frame(TRANSFER, control_fields(number), CONTROL_MESSAGE + CONTROL.encode(command))
+
+
+ENDS: dict[str, tuple[int, bytes]] = {
+    **{why: WRONG[why] for why in ("a size that is none", "no performative", "no session", "no link")},
+    "a settled command": (DETACH, frame(TRANSFER, [Uint(1), Uint(6), b"6", Uint(0), True], CONTROL_MESSAGE)),
+    "a resumed command": (
+        DETACH,
+        frame(TRANSFER, [Uint(1), Uint(6), b"6", Uint(0), False, False, None, None, True], CONTROL_MESSAGE),
+    ),
+}
+
+
+@pytest.mark.parametrize("why", ENDS)
+@pytest.mark.parametrize("fault", [None, StoreFull("the disk is full")])
+@pytest.mark.parametrize("prepares", [False, True])
+def test_what_became_of_a_transaction_is_said_before_what_ends_for_a_broken_protocol(
+    why: str, fault: StoreFull | None, *, prepares: bool
+) -> None:
+    """The transaction is committed, or its branch is prepared: its controller would do the work again."""
+    code, octets = ENDS[why]
+    world = World()
+    slow = Slow(world)
+    slow.greet()
+    txn_id = declared(slow, Declare(Start(Xid(1, b"gtrid", b"bqual"))) if prepares else Declare())
+    slow.attach(0, node("q"))
+    answers_to(slow)
+    last = End(txn_id, prepare=True) if prepares else Discharge(txn_id)
+    slow.say(posts_in(txn_id, range(1, 5)) + asked(5, last) + octets)
+    answers = answers_to(slow)
+    assert not said(answers, code)
+
+    world.fault = fault
+    while world.jobs:
+        world.jobs.popleft()()
+    answers += answers_to(slow)
+    (*_, (_, number, *_, state)) = said(answers, DISPOSITION)
+    assert number == 5
+    assert (state.descriptor == REJECTED) == (fault is not None)
+    assert answers[-1][1] == code
+    assert closed_with(answers, code).startswith("amqp:")
+    assert world.queue().available == (4 if fault is None and not prepares else 0)
+    assert slow.server.closed == (code == CLOSE)
+
+
+def test_transactions_whose_control_link_is_about_to_be_closed_are_rolled_back_at_once() -> None:
+    """The link is closed behind the outcome of an earlier one."""
+    world = World()
+    slow = Slow(world)
+    slow.greet()
+    first = declared(slow)
+    slow.say(asked(1, Declare()))
+    ((*_, state),) = said(answers_to(slow), DISPOSITION)
+    second = bytes(state.value[0])
+
+    slow.attach(0, node("q"))
+    slow.say(posts_in(first, range(2, 3)) + posts_in(second, range(3, 4)))
+    slow.say(asked(4, Discharge(first)) + ENDS["a settled command"][1] + asked(7, Discharge(second)))
+    answers_to(slow)
+    slow.say(posts_in(second, range(8, 9)))
+    (refused,) = said(answers_to(slow), DISPOSITION)
+    assert refused[4].descriptor == REJECTED
+
+    while world.jobs:
+        world.jobs.popleft()()
+    answers = answers_to(slow)
+    assert [one for _, one, _ in answers] == [DISPOSITION, DETACH]
+    assert world.queue().available == 1
+
+
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("why", ["no link", "no session", "a settled command"])
+def test_a_controller_that_leaves_first_changes_nothing(why: str, *, gone: bool) -> None:
+    """It ends, closes or detaches, or is gone, before the transaction is decided."""
+    code, octets = ENDS[why]
+    world = World()
+    slow = Slow(world)
+    slow.greet()
+    txn_id = declared(slow)
+    slow.attach(0, node("q"))
+    slow.say(posts_in(txn_id, range(1, 5)) + asked(5, Discharge(txn_id)) + octets)
+    if gone:
+        slow.leave()
+    else:
+        slow.say(frame(code, [] if code != DETACH else [Uint(1), True]))
+    while world.jobs:
+        world.jobs.popleft()()
+    answers = answers_to(slow)
+    assert len(said(answers, code)) == (not gone)
+    assert world.queue().available == 4
+    assert slow.server.closed == (gone or code == CLOSE)
 
 
 BROKEN = {why: octets for why, (_, octets) in WRONG.items() if why in {"no link", "a resumed delivery"}}
