@@ -530,6 +530,7 @@ def test_a_controller_that_leaves_first_changes_nothing(why: str, *, gone: bool)
     txn_id = declared(slow)
     slow.attach(0, node("q"))
     slow.say(posts_in(txn_id, range(1, 5)) + asked(5, Discharge(txn_id)) + octets)
+
     if gone:
         slow.leave()
     else:

@@ -23,6 +23,7 @@ from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import KINDS, Stall
 from tests.waiting import until
 from tm import Consumer, ConsumerSettings, MessageCounts, Outcome, ResourceConfig, Transaction, TransactionManager
+from tm.consumer.history import UNTOLD
 from tm.consumer.sharing import MOST_PAUSED, PAUSED, Sharing
 from tm.faults import Fault
 from xa import Code
@@ -420,13 +421,24 @@ class Counter:
         self.manager = TransactionManager("rows", log, {"broker": f"amqp://{broker.address}", "shop": database})
         self.queue = f"rows-{folder.name}"
 
-    def consume(self, handler: Any, count: int) -> MessageCounts:
+    def consume(
+        self, handler: Any, count: int, batch: int = 50, max_deliveries: int = 1, *, with_ids: bool = False
+    ) -> MessageCounts:
         """The counts when so many messages, numbers, have come to their ends."""
         consumer = Consumer(
-            self.manager, self.queue, handler, batch=50, max_deliveries=1, idle_s=0.05, retry_first_s=0.01, share_s=5.0
+            self.manager,
+            self.queue,
+            handler,
+            batch=batch,
+            max_deliveries=max_deliveries,
+            idle_s=0.05,
+            retry_first_s=0.01,
+            share_s=5.0,
         )
+
+        messages = [Message(number, id=f"m-{number}" if with_ids else None) for number in range(count)]
         with self.manager.begin() as tx:
-            tx["broker"].send_batch(self.queue, map(Message, range(count)))
+            tx["broker"].send_batch(self.queue, messages)
         with consumer:
             until(lambda: consumer.counts.handled + consumer.counts.dead_lettered >= count)
         return consumer.counts
@@ -472,7 +484,41 @@ def test_a_handler_finds_nothing_of_the_one_before_in_its_session(
     assert counts.dead_lettered == 1
 
 
-@pytest.mark.parametrize("hidden", ["SELECT 1 FROM nowhere", "INSERT INTO rows VALUES (3, 'twice')"])
+NO_TABLE, TWICE = "SELECT 1 FROM nowhere", "INSERT INTO rows VALUES (3, 'twice')"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "with_ids", "calls"),
+    [(TWICE, True, 2), (TWICE, False, UNTOLD + 1), (NO_TABLE, True, UNTOLD + 1), (NO_TABLE, False, UNTOLD + 1)],
+)
+def test_an_error_that_is_hidden_alone_counts_where_the_database_says_that_it_is_the_messages(
+    broker: EmbeddedBroker, postgres: Postgres, tmp_path: Path, hidden: str, calls: int, *, with_ids: bool
+) -> None:
+    """A constraint is as good as an exception. What may be anybody's fault, or another message's without an id, has the
+    limit of nine; the first time counts nowhere."""
+    database = ResourceConfig(postgres.create_database())
+    engine = create_engine(database.url.replace("postgresql://", "postgresql+psycopg://"))
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    counter = Counter(broker, database, tmp_path)
+    begun: list[int] = []
+
+    def handle(message: Message, tx: Transaction) -> None:
+        begun.append(message.body)
+        tx["shop"].execute(text("INSERT INTO rows VALUES (:number, 'a')"), {"number": message.body})
+        if message.body == 4:
+            with suppress(DBAPIError):
+                tx["shop"].execute(text(hidden))
+
+    with counter.manager:
+        counter.consume(handle, 5, batch=1, max_deliveries=2, with_ids=with_ids)
+        rows, reasons = counter.found()
+    assert begun.count(4) == calls
+    assert rows == [0, 1, 2, 3]
+    assert list(reasons) == [4]
+
+
+@pytest.mark.parametrize("hidden", [NO_TABLE, TWICE])
 def test_an_error_that_is_hidden_is_the_failure_of_the_handler_that_has_hidden_it(
     broker: EmbeddedBroker, postgres: Postgres, tmp_path: Path, hidden: str
 ) -> None:
