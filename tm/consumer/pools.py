@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from tm.consumer.worker import TaskCalls, ThreadCalls, Worker
 from tm.errors import TransactionError
 from xa.coroutines import drive
+from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     Failed = Callable[[BaseException], None]
 
+logger = logging.getLogger("xabridge.tm.consumer")
 
 FEW: Final = 3
 """Up to so many workers in threads go on before the last answer to their commit. Of more, others are at work while one
@@ -98,22 +101,32 @@ class TaskPool:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        self._tasks = [
-            asyncio.create_task(self._run(Worker(number, job, TaskCalls(self._stopping))))
-            for number in range(job.settings.workers)
-        ]
+        self._tasks = [asyncio.create_task(self._run(number, job)) for number in range(job.settings.workers)]
 
-    async def _run(self, worker: Worker) -> None:
-        try:
-            await worker.run()
-        except asyncio.CancelledError as error:
-            if not self._stopping.is_set():
-                ended = WorkerEnded("the task of a worker was cancelled, and not by its consumer: stop the consumer")
-                ended.__cause__ = error
-                self._failed(ended)
-            raise
-        except BaseException as error:  # noqa: BLE001 — the waiting caller gets it
-            self._failed(error)
+    async def _run(self, number: int, job: Job) -> None:
+        """Has a worker run in a task apart from this one, which is cancelled to end it. If only the other task is
+        cancelled, by something that a handler has left running, another worker begins."""
+        calls, queue = TaskCalls(self._stopping), job.settings.queue
+        while True:
+            try:
+                return await calls.apart(Worker(number, job, calls).run)
+            except asyncio.CancelledError as error:
+                if calls.is_cancelled:
+                    self._cancelled(error)
+                    raise
+            except BaseException as error:  # noqa: BLE001 — the waiting caller gets it
+                return self._failed(error)
+
+            logger.warning(
+                "%s: a worker was cancelled by something that a handler has left running, and begins anew", queue,
+                extra=about(queue=queue),
+            )  # fmt: skip
+
+    def _cancelled(self, error: asyncio.CancelledError) -> None:
+        if not self._stopping.is_set():
+            ended = WorkerEnded("the task of a worker was cancelled, and not by its consumer: stop the consumer")
+            ended.__cause__ = error
+            self._failed(ended)
 
     @property
     def alive(self) -> int:

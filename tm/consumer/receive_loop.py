@@ -21,6 +21,7 @@ The law: a message whose handler never raises is handled exactly once, and never
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from random import random
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -110,7 +111,7 @@ async def receive_loop(
                     check, outages = True, outages + 1
                     await ports.pause(settings.pause_s(outages, timeout_s, dice))
                 continue
-            await ports.pause(wait_s)
+            await _wait(ports, received, wait_s)
         if stopping():
             await ports.give_back(received)
             return
@@ -127,3 +128,12 @@ async def receive_loop(
         elif fault is Fault.OUTAGE or history.is_dead:
             outages += 1
             await ports.pause(settings.pause_s(outages, timeout_s, dice))
+
+
+async def _wait(ports: WorkerPorts, received: Sequence[DeliveredMessage], seconds: float) -> None:
+    """Waits with these messages in hand. A task that is cancelled meanwhile gives them back."""
+    try:
+        await ports.pause(seconds)
+    except CancelledError:
+        await ports.give_back(received)
+        raise

@@ -23,7 +23,7 @@ import asyncio
 import logging
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from tm.concurrency.uninterrupted import finish_in_thread
 from tm.consumer.failures import reason_from
@@ -52,11 +52,14 @@ logger = logging.getLogger("xabridge.tm.consumer")
 
 _UNTOLD: Final = object()
 """The answer of a session that can't be given something."""
-_CANCELLED: Final = "what the handler has awaited was cancelled, and not by the consumer"
+_CANCELLED: Final = "the handler, or what it has awaited, was cancelled, and not by the consumer"
+
+T = TypeVar("T")
 
 
 class HandlerCancelled(Exception):
-    """A handler has ended with CancelledError, and its worker was not cancelled: its messages have failed."""
+    """A handler was cancelled, or has raised CancelledError, and its worker was not cancelled: its messages have
+    failed."""
 
 
 class WorkerCalls(Protocol):
@@ -156,13 +159,31 @@ class ThreadCalls:
 
 
 class TaskCalls:
-    """`WorkerCalls` that await the event loop. A worker that is cancelled rolls back what it has in hand."""
+    """`WorkerCalls` that await the event loop. A worker that is cancelled rolls back what it has in hand.
+
+    They are made in the task that is cancelled for that, and `apart` runs the worker in another one. A handler can
+    cancel that other one only, which is its current task. So it is known who has cancelled, and a message costs no task
+    of its own.
+    """
 
     def __init__(self, stopping: asyncio.Event) -> None:
         self._stopping = stopping
+        self._owner = asyncio.current_task()
+
+    async def apart(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Does the work of the worker, in a task of its own, which is cancelled with the one that awaits this."""
+        result, error = await asyncio.create_task(_carried_out(work))
+        if error is not None:
+            raise error
+        return cast("T", result)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the worker itself is, and not only what a handler runs in."""
+        return self._owner is not None and self._owner.cancelling() > 0
 
     def is_stopping(self) -> bool:
-        return self._stopping.is_set()
+        return self._stopping.is_set() or self.is_cancelled
 
     async def pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -191,10 +212,31 @@ class TaskCalls:
         try:
             await handler(message, transaction)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # the worker itself is
-                raise
+            await self._take_back_cancellation()
             raise HandlerCancelled(_CANCELLED) from error
+        except (Exception, SystemExit, KeyboardInterrupt):
+            await self._take_back_cancellation()
+            raise
+        if await self._take_back_cancellation():
+            raise HandlerCancelled(_CANCELLED)
+
+    async def _take_back_cancellation(self) -> bool:
+        """Takes back what a handler has cancelled its task with, so that the worker can await again. Returns whether it
+        had asked for that and awaited nothing afterwards. CancelledError: the worker itself is cancelled."""
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            return False
+        is_raised_late = False
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            is_raised_late = True
+
+        if self.is_cancelled:
+            raise asyncio.CancelledError
+        while task.uncancel():
+            pass
+        return is_raised_late
 
     async def within(self, transaction: Transaction, work: Coroutine[Any, Any, None]) -> None:
         async with transaction:
@@ -205,6 +247,14 @@ class TaskCalls:
 
     async def rollback(self, transaction: Transaction) -> None:
         await transaction.arollback()
+
+
+async def _carried_out(work: Callable[[], Coroutine[Any, Any, T]]) -> tuple[T | None, BaseException | None]:
+    """The result of `work`, or what would end the event loop where a task raised it."""
+    try:
+        return await work(), None
+    except (SystemExit, KeyboardInterrupt) as error:
+        return None, error
 
 
 class UnansweredCommit(NamedTuple):
@@ -344,6 +394,12 @@ class Worker:
             error = _not_committed(transaction)
         except Exception as raised:  # noqa: BLE001 — a handler of anybody's
             error = raised
+        except asyncio.CancelledError:
+            self._job.statistics.ended(self._number)
+            if _not_committed(transaction) is None:  # what had begun was finished first
+                took_s = self._job.statistics.clock() - began
+                self._job.done(wanted, messages, self._unfit, transaction, None, took_s)
+            raise
         self._job.statistics.ended(self._number)
         took_s = self._job.statistics.clock() - began
         self._job.done(wanted, messages, self._unfit, transaction, error, took_s, self._attempt)

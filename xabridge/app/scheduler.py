@@ -106,7 +106,7 @@ class Scheduler:
         """Runs it if it is due; how long to wait until it is looked at again."""
         try:
             wait_s = self.run_if_due(schedule)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             failures[schedule] += 1
             wait_s = min(FIRST_S * 2.0 ** min(failures[schedule] - 1, 10), MOST_S)
             known = isinstance(error, TransactionError | XaError | ConfigurationError)

@@ -17,6 +17,7 @@ import os
 import tempfile
 import threading
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -211,7 +212,8 @@ class TestApp:
         job = consumer.job
         calls = TaskCalls(asyncio.Event()) if consumer.is_async else ThreadCalls(threading.Event())
         sharing = Sharing(job.settings, job.timeout_s, lambda: 0.0, usual_s=0.0)
-        return await one_pass(Worker(0, job, calls, sharing), job.settings, job.timeout_s)
+        passing = partial(one_pass, Worker(0, job, calls, sharing), job.settings, job.timeout_s)
+        return await (calls.apart(passing) if isinstance(calls, TaskCalls) else passing())
 
     def _has_received(self, passed: SinglePassPorts) -> bool:
         """Whether there was anything; raises what the delivery has failed with."""

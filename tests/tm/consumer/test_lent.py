@@ -12,6 +12,7 @@ import pytest
 import transaction as zope  # type: ignore[import-untyped]
 
 from rm_amqp import Message
+from tests.event_loop import in_loop
 from tests.tm.consumer.stall import KINDS, Stall
 from tests.tm.telemetry.asking import said
 from tests.waiting import until
@@ -189,23 +190,30 @@ def test_no_worker_ends_in_silence(stall: Stall, kind: Any, raised: type[BaseExc
         assert stall.look(stall.queue) == ["a"]
 
 
-def test_a_cancelled_worker_stops_the_consumer_and_the_probes_say_so(stall: Stall) -> None:
-    async def handle(message: Message, _: Transaction) -> None:
-        stall.until.tell(message.body)
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        await asyncio.sleep(0)
+@in_loop
+async def test_a_cancelled_worker_stops_the_consumer_and_the_probes_say_so(stall: Stall) -> None:
+    """As somebody does who cancels every task of the loop."""
+    at_work = asyncio.Event()
+
+    async def handle(_: Message, __: Transaction) -> None:
+        at_work.set()
+        await asyncio.Event().wait()
 
     stall.put("a")
-    consumer = stall.consumer(handle)
-    with HealthServer(consumer, port=0) as server:
-        consumer.start()
-        until(lambda: consumer.failure is not None and consumer.state is not ConsumerState.RUNNING)
-        assert "cancelled, and not by its consumer" in str(consumer.failure)
-        assert [said(server.port, page)[0] for page in ("", "ready", "live")] == [503, 503, 503]
-        consumer.stop()
+    with HealthServer(stall.consumer(handle), port=0) as server:
+        consumer = stall.consumers[0]
+        async with consumer:
+            await at_work.wait()
+            mine = {asyncio.current_task()}
+            for task in asyncio.all_tasks() - mine:
+                task.cancel()
+            await asyncio.wait(asyncio.all_tasks() - mine)
+            assert consumer.state is not ConsumerState.RUNNING
+            assert "cancelled, and not by its consumer" in str(consumer.failure)
+            for page in ("", "ready", "live"):
+                assert (await asyncio.to_thread(said, server.port, page))[0] == 503
     assert stall.look(stall.queue) == ["a"]
+    assert stall.manager.live == ()
 
 
 def test_health_counts_the_workers_that_are_alive(stall: Stall, monkeypatch: pytest.MonkeyPatch) -> None:

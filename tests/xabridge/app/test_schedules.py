@@ -27,7 +27,7 @@ NOON = datetime(2026, 11, 23, 12, 0, 30, tzinfo=UTC)
 FIVE = datetime(2026, 11, 23, 12, 5, tzinfo=UTC)
 
 
-def announcing(*fails: Exception) -> tuple[App, Any]:
+def announcing(*fails: BaseException) -> tuple[App, Any]:
     app, failures = App(NOWHERE), list(fails)
 
     @app.schedule("*/5 * * * *")
@@ -142,12 +142,14 @@ def together(schedulers: list[Scheduler], run: Callable[[Scheduler], object]) ->
         list(pool.map(work, schedulers))
 
 
-@pytest.mark.parametrize("fails", [1, 1000])
+@pytest.mark.parametrize(
+    ("fails", "error"), [(1, LookupError("no")), (1000, LookupError("no")), (1, asyncio.CancelledError())]
+)
 def test_the_thread_runs_it_and_one_that_fails_keeps_no_other_one_from_its_times(
-    fails: int, monkeypatch: pytest.MonkeyPatch
+    fails: int, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("xabridge.app.scheduler.FIRST_S", 0.01 if fails == 1 else 30.0)
-    app, announce = announcing(*[LookupError("no")] * fails)
+    app, announce = announcing(*[error] * fails)
 
     @app.schedule("*/5 * * * *")
     def good(tx: Shop, due: datetime) -> None:
