@@ -18,7 +18,8 @@ from sqlalchemy import text
 
 from rm_amqp import NoMessage
 from tests.programs import output_of
-from tests.xabridge.app.shop import Invoice, Shop, rows, set_up
+from tests.xabridge.app.shop import NOWHERE, Invoice, Shop, rows, set_up
+from tm.consumer.worker import HandlerCancelled
 from xabridge import (
     App,
     Broker,
@@ -98,6 +99,30 @@ def test_assert_sent_says_what_there_is(test: TestApp) -> None:
         tx.send("letters", "of use")
     test.advance(61)
     assert test.sent("letters") == ["of use"], "time is moved"
+
+
+@pytest.mark.parametrize(("order", "error"), [(1, SystemExit), (2, HandlerCancelled)])
+def test_a_coroutine_that_cancels_its_task_or_exits_ends_no_loop_of_a_test(
+    order: int, error: type[BaseException]
+) -> None:
+    app = App(NOWHERE)
+
+    @app.consumer("orders", dead_letter="")
+    async def take(number: int) -> None:
+        if number == 1:
+            sys.exit(3)
+        if task := asyncio.current_task():
+            task.cancel()
+        await asyncio.sleep(0)
+
+    async def within(test: TestApp) -> None:
+        with pytest.raises(error):
+            await test.adeliver("orders", order)
+
+    with TestApp(app) as test:
+        asyncio.run(within(test))
+    with TestApp(app) as test, pytest.raises(error):
+        test.deliver("orders", order)
 
 
 def test_what_it_does_not_know_is_told(test: TestApp) -> None:
