@@ -33,10 +33,11 @@ from xabridge.cli.recover import set_up_logging
 from xabridge.exit_codes import Exit
 from xabridge.operations.diagnosis import SubjectCheck, content_of, nowhere_decided
 from xabridge.operations.progress import Progress
-from xabridge.operations.recovery_pass import expectation
+from xabridge.operations.recovery_pass import expectation, noting_command
 from xabridge.operations.scan import ScannedResource
 from xabridge.operations.site import Site
 from xabridge.operations.survey import WAITING, DecisionKnowledge, State, by_hand
+from xabridge.operations.survey import advice as next_step
 from xabridge.text import age, held, listed, several
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ LOST: Final = (
 )
 STORES: Final = frozenset({"amqp", "amqps", "dynamic+amqp", "dynamic+amqps"})
 """The schemes of brokers that may have a store of ours."""
+OUTCOMES: Final = "outcomes"
+"""The subject of the checks that find something completed against a decision."""
 NOT_COMPARED: Final = "not compared"
 """The subject of the check that names the parts whose age is not known."""
 
@@ -127,7 +130,9 @@ def run(arguments: Namespace) -> int:
         print(*lines(examined), sep="\n")
     counts = Counter(examined.check.health for examined in found)
     print(f"{several(len(found), 'check')}: " + ", ".join(f"{counts[health]} {health.value}" for health in Health))
-    if failed:
+    if failed and {examined.check.subject for examined in found if examined.check.health is Health.FAIL} == {OUTCOMES}:
+        print("a decision was not carried out everywhere; nothing else is found that does not fit together")
+    elif failed:
         print("it does not fit together: start no manager before that is settled")
     elif any(examined.check.found.endswith(INEXACT) for examined in found):
         print("nothing is found that does not fit together; not every age is known to the second")
@@ -173,7 +178,7 @@ def _examine(configuration: Configuration, urls: Mapping[str, str], progress: Pr
     yield from _not_compared(seen, moments)
     older = {name for name, at in moments.items() if any(_is_older(at, decider) for decider in deciding.values())}
     yield from _transactions(expected.found, older)
-    yield from _decisions(seen, expected, older)
+    yield from _decisions(seen, expected, older, has_log=configuration.log is not None)
 
 
 def _check_is_broker(name: str, config: ResourceConfig | str | None) -> None:
@@ -347,9 +352,15 @@ def _transaction(view: TransactionView, older: set[str]) -> SubjectCheck:
     completed = [branch.resource for branch in view.in_doubt if branch.noted is not None or branch.outcome is not None]
     where = listed([_held_on(branch) for branch in there])
     name = escaped(view.name)
-    on_its_own = f"; completed on its own on {escaped(listed(completed))}" if completed else ""
-    sound = Health.WARN if completed else Health.OK
-    look = f"look at it: xabridge recover show {name}" if completed else ""
+    if view.against:
+        against = listed([branch.resource for branch in view.against])
+        on_its_own = f"; completed against the decision on {escaped(against)}"
+        completed_check = Check(Health.FAIL, OUTCOMES, "", next_step(view))
+    elif completed:
+        on_its_own = f"; completed on its own on {escaped(listed(completed))}"
+        completed_check = Check(Health.WARN, "in doubt", "", f"look at it: xabridge recover show {name}")
+    else:
+        on_its_own, completed_check = "", Check(Health.OK, "in doubt", "")
 
     if view.decision is DecisionKnowledge.COMMIT:
         missing = [branch.resource for branch in view.branches if branch.state is State.FINISHED]
@@ -361,7 +372,7 @@ def _transaction(view: TransactionView, older: set[str]) -> SubjectCheck:
                 "there before, its work is lost there. Restore the set from one point, or do that work again"
             )
             return _of_transactions(Health.FAIL, what, advice)
-        return _of_transactions(sound, what, look)
+        return SubjectCheck("branches", replace(completed_check, found=what))
     if view.decision is DecisionKnowledge.NONE:
         what = f"{name}: not decided; recovery rolls it back on {where}{on_its_own}"
         old = [branch.resource for branch in there if branch.resource in older]
@@ -372,9 +383,9 @@ def _transaction(view: TransactionView, older: set[str]) -> SubjectCheck:
                 "commit with --heuristic, or restore the set from one point"
             )
             return _of_transactions(Health.FAIL, what, advice)
-        return _of_transactions(sound, what, look)
+        return SubjectCheck("branches", replace(completed_check, found=what))
     if view.decision is DecisionKnowledge.ENDED:
-        return _of_transactions(Health.WARN, f"{name}: {view.why}", look)
+        return SubjectCheck("branches", replace(completed_check, found=f"{name}: {view.why}{on_its_own}"))
 
     if view.finished_before:
         advice = (
@@ -398,14 +409,14 @@ def _of_transactions(health: Health, found: str, advice: str = "") -> SubjectChe
     return SubjectCheck("branches", Check(health, "in doubt", found, advice))
 
 
-def _decisions(seen: ScannedSite, expected: PassPreview, older: set[str]) -> Iterator[SubjectCheck]:
+def _decisions(seen: ScannedSite, expected: PassPreview, older: set[str], *, has_log: bool) -> Iterator[SubjectCheck]:
     """Decisions of which no branch is found anywhere, and what is known of their branches."""
-    advice = "look at them: xabridge recover run --dry-run. Restore the set from one point, or do that work again"
+    advice = f"of a restored set, restore all parts from one point; otherwise {noting_command(has_log=has_log)}"
     for said in expected.not_carried_out[:MOST]:
-        yield SubjectCheck("decisions", Check(Health.FAIL, "outcomes", said, advice))
+        yield SubjectCheck("decisions", Check(Health.FAIL, OUTCOMES, said, advice))
     if len(expected.not_carried_out) > MOST:
         more = several(len(expected.not_carried_out) - MOST, "more branch")
-        yield SubjectCheck("decisions", Check(Health.FAIL, "outcomes", f"{more} like these", advice))
+        yield SubjectCheck("decisions", Check(Health.FAIL, OUTCOMES, f"{more} like these", advice))
 
     shown = {view.gtrid for view in expected.found.transactions if view.in_doubt}
     logged = seen.log.decisions if isinstance(seen.log, LogImage) else ()

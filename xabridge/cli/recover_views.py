@@ -61,7 +61,7 @@ def list_transactions(site: Site, arguments: Namespace, progress: Progress) -> E
     """`recover list`."""
     expected = expectation(site)
     found = expected.found
-    against = expected.against if filter_of(arguments) == Filter() else ()
+    against = expected.not_carried_out if filter_of(arguments) == Filter() else ()
 
     transactions = filter_of(arguments).of(found.transactions)
     if arguments.json:

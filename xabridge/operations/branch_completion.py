@@ -27,7 +27,7 @@ from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, AnswerMeaning, Ve
 from xa import Code, XaError
 from xa.coroutines import drive
 from xa.printable import escaped
-from xabridge.operations.survey import IN_DOUBT, WAITING, BranchView, DecisionKnowledge, State, TransactionView
+from xabridge.operations.survey import AGREES, IN_DOUBT, WAITING, BranchView, DecisionKnowledge, State, TransactionView
 from xabridge.text import listed, transaction_name
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ _DONE: Final = {
     OperatorAction.FORGET: "forgotten",
 }
 _HEURISTIC: Final = {OperatorAction.COMMIT: Code.XA_HEURCOM, OperatorAction.ROLLBACK: Code.XA_HEURRB}
-_AGREES: Final = {DecisionKnowledge.COMMIT: Code.XA_HEURCOM, DecisionKnowledge.NONE: Code.XA_HEURRB}
 _UNKNOWN: Final = frozenset({Code.XAER_RMFAIL})
 """Answers after which it is unknown whether it was done."""
 
@@ -213,7 +212,7 @@ def _forgetting(view: TransactionView, branch: BranchView) -> PlannedBranch:
         what = f"its transaction manager may not know of {outcome.name}, and will never learn of it"
     elif view.decision is DecisionKnowledge.ENDED:
         what = f"this deletes the last trace of {outcome.name}, and the log no longer has the decision: compare first"
-    elif outcome is _AGREES[view.decision]:
+    elif outcome is AGREES[view.decision]:
         what = f"{outcome.name} agrees with the decision; nothing is lost"
     else:
         what = f"{outcome.name} differs from the decision: this deletes its last trace, so correct the data first"

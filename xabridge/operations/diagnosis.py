@@ -16,7 +16,8 @@ from xa.open_string import shown
 from xa.printable import escaped
 from xa.secrets import masked
 from xabridge.operations.recovery_pass import noting_command
-from xabridge.operations.survey import DecisionKnowledge, State
+from xabridge.operations.survey import DecisionKnowledge, State, contradiction
+from xabridge.operations.survey import advice as next_step
 from xabridge.text import age, listed, several
 
 if TYPE_CHECKING:
@@ -170,23 +171,29 @@ def examine_survey(
 
 
 def _decisions(expected: PassPreview, *, has_log: bool) -> Iterator[Check]:
-    """Those that have not ended, wherever decisions are kept, as `recover list` counts them; and branches of them that
-    were not committed as decided."""
+    """Those that have not ended, wherever decisions are kept, as `recover list` counts them; and branches that were
+    completed otherwise than decided, until that is forgotten."""
     found = expected.found
     count = found.open_decisions + found.carried_out
-    if not count:
-        yield Check(Health.OK, "decisions", "none is open")
-        return
-    counted = [f"{found.open_decisions} of transactions in doubt"] if found.open_decisions else []
     against = expected.not_carried_out
+    counted = [f"{found.open_decisions} of transactions in doubt"] if found.open_decisions else []
     if found.carried_out:
         ends = "" if against else ", which the next recovery pass ends"
         counted.append(f"{found.carried_out} without a branch anywhere{ends}")
+    what = f"{several(count, 'decision')} open: {listed(counted)}" if count else "none is open"
+    yield Check(Health.OK, "decisions", what)
 
-    yield Check(Health.OK, "decisions", f"{several(count, 'decision')} open: {listed(counted)}")
     if against:
-        more = f"; {len(against) - 1} more like this" if len(against) > 1 else ""
-        yield Check(Health.WARN, "outcomes", against[0] + more, noting_command(has_log=has_log))
+        yield Check(Health.FAIL, "outcomes", _first(against), noting_command(has_log=has_log))
+    completed = [(view, branch) for view in found.transactions for branch in view.against]
+    if completed:
+        said = _first([contradiction(view, branch) for view, branch in completed])
+        yield Check(Health.FAIL, "outcomes", said, next_step(completed[0][0]))
+
+
+def _first(said: Sequence[str]) -> str:
+    more = f"; {len(said) - 1} more like this" if len(said) > 1 else ""
+    return f"{said[0]}{more}"
 
 
 def _orphans(survey: Survey) -> Check:

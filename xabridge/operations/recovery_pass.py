@@ -19,7 +19,7 @@ from xa import Gtrid, ThreadOfControl, XaError, entered
 from xa.coroutines import drive
 from xa.outcome_notes import BranchOutcome
 from xa.printable import escaped
-from xabridge.operations.survey import DecisionKnowledge, Survey, lone_branch, spelled, survey, usual_branches
+from xabridge.operations.survey import REPAIR, DecisionKnowledge, Survey, lone_branch, spelled, survey, usual_branches
 from xabridge.text import (
     NARROW,
     ending_command,
@@ -60,8 +60,7 @@ _WHY_MISSING: Final = {
     BranchOutcome.ROLLED_BACK: f": {AGAINST}",
     BranchOutcome.LOST: f": {OLDER}",
 }
-_AGAINST: Final = frozenset({BranchOutcome.ROLLED_BACK, BranchOutcome.LOST})
-_NOT_CARRIED_OUT: Final = _AGAINST | {BranchOutcome.PREPARED}
+_NOT_CARRIED_OUT: Final = frozenset({BranchOutcome.ROLLED_BACK, BranchOutcome.LOST, BranchOutcome.PREPARED})
 _LONE: Final = {
     Action.ROLLED_BACK: DecisionKnowledge.NONE,
     Action.LEFT_ALONE: DecisionKnowledge.UNKNOWN,
@@ -197,12 +196,6 @@ class PassPreview:
     outcomes: tuple[BranchOutcome | XaError, ...]
 
     @property
-    def against(self) -> tuple[str, ...]:
-        """What became of those branches that were surely not committed, a sentence each. A pass ends their decisions
-        only if it can note that."""
-        return _sentences(one for one in self.missing if one[1] in _AGAINST)
-
-    @property
     def not_carried_out(self) -> tuple[str, ...]:
         """What became of those branches after which their decisions can't simply be ended, a sentence each."""
         return _sentences(one for one in self.missing if not_carried_out([one]))
@@ -240,11 +233,12 @@ def _sentences(missing: Iterable[MissingBranch]) -> tuple[str, ...]:
 
 def noting_command(*, has_log: bool) -> str:
     """What to do about a branch that was not committed as decided. `has_log`: there is a log to note it in."""
+    then = f"{REPAIR[0].upper()}{REPAIR[1:]}, then: xabridge recover forget"
     if has_log:
-        return "compare the data; xabridge recover run notes it, and xabridge recover forget ends it then"
+        return f"xabridge recover run notes it. {then}"
     return (
-        "compare the data; its decision is kept until there is a log to note the outcome in: configure one beside the "
-        'resource that decides, log = "file:///folder", then xabridge recover run'
+        "its decision is kept until there is a log to note the outcome in: configure one beside the resource that "
+        f'decides, log = "file:///folder"; then xabridge recover run notes it. {then}'
     )
 
 

@@ -65,6 +65,14 @@ class DecisionKnowledge(Enum):
 
 _LONE: Final = frozenset({DecisionKnowledge.NONE, DecisionKnowledge.UNKNOWN})
 """A branch whose decision is one of these does not know its siblings."""
+AGREES: Final = {
+    DecisionKnowledge.COMMIT: Code.XA_HEURCOM,
+    DecisionKnowledge.NONE: Code.XA_HEURRB,
+    DecisionKnowledge.ENDED: Code.XA_HEURRB,
+}
+"""How a branch may have been completed on its own without a contradiction, where that is not noted."""
+REPAIR: Final = "compare the data and repair it by hand"
+"""What is to be done about a branch that was completed on its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,19 @@ class TransactionView:
     def in_doubt(self) -> tuple[BranchView, ...]:
         """The branches that are not known to be finished."""
         return tuple(branch for branch in self.branches if branch.state in IN_DOUBT)
+
+    @property
+    def against(self) -> tuple[BranchView, ...]:
+        """The branches that were completed against the decision, as the log has noted, or as it and their resources
+        show now. Not those whose decision is another process's, or is not known here."""
+        agreeing = AGREES.get(self.decision)
+        if agreeing is None or self.at_work:
+            return ()
+        return tuple(
+            branch
+            for branch in self.branches
+            if branch.noted is not None or (branch.outcome is not None and branch.outcome is not agreeing)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,11 +441,11 @@ def state_of(branch: BranchView) -> str:
 def advice(view: TransactionView) -> str:
     """The next step for a transaction, as a command."""
     where = listed([branch.resource for branch in view.in_doubt])
-    if any(branch.state is State.HEURISTIC for branch in view.branches):
+    if any(branch.state is State.HEURISTIC or branch.noted is not None for branch in view.branches):
         forget = f"xabridge recover forget {view.name}"
         if view.decision is DecisionKnowledge.UNKNOWN or view.at_work:
             forget += " --heuristic"
-        return f"compare what was completed on its own with the data, then: {forget}"
+        return f"{REPAIR}, then: {forget}"
 
     gone = {branch.resource: None for branch in view.in_doubt if not branch.configured}
     if gone:
@@ -447,6 +468,13 @@ def advice(view: TransactionView) -> str:
         f"xabridge recover run on node {view.ours.node}; only if its log is lost for good, decide yourself: "
         f"{by_hand(view.name)}"
     )
+
+
+def contradiction(view: TransactionView, branch: BranchView) -> str:
+    """What to say of a branch that was completed `against` the decision."""
+    how = f"noted as {branch.noted.name}" if branch.noted is not None else state_of(branch)
+    why = f": {escaped(branch.noted_why)}" if branch.noted_why else ""
+    return f"{view.name} on {escaped(branch.resource)}: completed against the decision, {how}{why}"
 
 
 def by_hand(name: str) -> str:
