@@ -95,8 +95,7 @@ def error_of(outcome: Outcome) -> TransactionError | None:
         case Verdict.COMMITTED:
             return None
         case Verdict.ROLLED_BACK:
-            then = _LOOK if any(_was_misused(reason) for reason in outcome.reasons) else _SAFE
-            error = RolledBack(f"{what} was rolled back{': ' + because if because else ''}. {then}")
+            return rolled_back_error(outcome)
         case Verdict.UNKNOWN:
             error = OutcomeUnknown(_unknown(outcome, what, because))
         case _:
@@ -106,6 +105,16 @@ def error_of(outcome: Outcome) -> TransactionError | None:
             error = _HEURISTIC_ERRORS[outcome.verdict](
                 f"{message} The outcome is in the log; look at the data, then let it be forgotten."
             )
+    error.outcome = outcome
+    return error
+
+
+def rolled_back_error(outcome: Outcome) -> RolledBack:
+    """The exception of a transaction that was rolled back."""
+    then = _LOOK if any(_was_misused(reason) for reason in outcome.reasons) else _SAFE
+    because = _because(outcome).rstrip(".")
+    said = f"transaction {named(outcome.gtrid)} was rolled back{': ' + because if because else ''}"
+    error = RolledBack(f"{said}. {then}")
     error.outcome = outcome
     return error
 

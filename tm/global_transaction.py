@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from tm.concurrency.transaction_lock import TransactionLock
-from tm.errors import InheritedTransaction, ProtocolMisuse, RolledBack, error_of
+from tm.errors import InheritedTransaction, ProtocolMisuse, RolledBack, error_of, rolled_back_error
 from tm.faults import is_excused
 from tm.outcome import Outcome, Reason, Verdict, named
 from tm.resources.enlistment import Enlistments, RollbackOnly
@@ -263,6 +263,12 @@ class GlobalTransaction:
         with self.guard:
             if self.state in UNDECIDED:
                 self._mark(reason)
+
+    def refused(self, *reasons: Reason) -> RolledBack:
+        """The exception of a commit that is refused for these, beside those for which it can only be rolled back."""
+        return rolled_back_error(
+            Outcome(self.gtrid, Verdict.ROLLED_BACK, decided=False, reasons=(*self._reasons, *reasons))
+        )
 
     def _move(self, verb: GlobalVerb) -> None:
         self.state = advance(GLOBAL, self.state, verb)

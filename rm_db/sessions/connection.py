@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.pool import PoolProxiedConnection
 
-from rm_db.sessions.errors import expired_error, refuse
+from rm_db.sessions.errors import expired_error, refuse, unflushed_error
 from xa import XaError
 
 if TYPE_CHECKING:
@@ -184,15 +184,24 @@ class BranchConnection(Connection):
 
     def renew(self) -> None:
         """For a consumer, between two messages that share the transaction: what the ORM session holds back is written,
-        and the next message has a new one. Raises what that fails with, and the XA_RB* for which the branch can only be
-        rolled back, as after the error of a statement that was hidden."""
+        and the next message has a new one. Raises the XA_RB* for which the branch can only be rolled back, as after the
+        error of a statement that was hidden, or the XAER_RMFAIL, as the end of the association would."""
+        unflushed: XaError | None = None
         for connection in self._of_session():
             orm = connection._orm  # noqa: SLF001 — a connection like this one
-            if orm is not None:
+            if orm is None:
+                continue
+            try:
                 orm.flush()
                 orm.expunge_all()
-                connection._orm = None  # noqa: SLF001 — the same
+            except Exception as error:  # noqa: BLE001 — flushing runs the application's own code, and any of it may fail
+                unflushed = unflushed_error(error, self._access.xid)
+                unflushed.__cause__ = error
+            connection._orm = None  # noqa: SLF001 — the same
+
         self._access.check()
+        if unflushed is not None:
+            raise unflushed
 
     def _of_session(self) -> Sequence[BranchConnection]:
         """The connections of its session: for threads, and for asyncio."""

@@ -42,6 +42,11 @@ def unfinished_error(xid: Xid) -> XaError:
     )
 
 
+def unflushed_error(error: Exception, xid: Xid) -> XaError:
+    """What a session has held back could not be written, so that the branch can only be rolled back."""
+    return xa_error(Code.XA_RBROLLBACK, f"{type(error).__name__} while the session was flushed: {error}", xid)
+
+
 def expired_error(xid: Xid) -> XaError:
     """The session is used after its association has ended."""
     return xa_error(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from xa import Code, xa_error
+from rm_db.sessions.errors import unflushed_error
 from xa.in_process_branches import UnitOfWork
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ class SessionUnitOfWork(UnitOfWork):
             if flush:
                 session.finish()
         except Exception as error:  # noqa: BLE001 — flushing runs the application's own code, and any of it may fail
-            why = f"{type(error).__name__} while the session was flushed: {error}"
-            return xa_error(Code.XA_RBROLLBACK, why, self.xid)
+            return unflushed_error(error, self.xid)
         finally:
             session.expire()
         return None

@@ -34,6 +34,7 @@ from tm.consumer.job import DeadLetter, Job, Postponement
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import Statistics
 from tm.consumer.worker import Worker
+from tm.errors import rolled_back_error
 from tm.global_transaction import HandlerState
 from tm.outcome import Reason
 from tm.two_phase.states import GlobalState
@@ -234,6 +235,12 @@ class Transaction:
     @property
     def sessions(self) -> list[Any]:
         return [self.session, self.shop] if "shop" in self.used else [self.session]
+
+    def branch_of(self, _: Any) -> None:
+        """That of a session: here none is named."""
+
+    def refused(self, *reasons: Reason) -> RolledBack:
+        return rolled_back_error(Outcome(b"", Verdict.ROLLED_BACK, decided=False, reasons=reasons))
 
     def check_active(self, what: str) -> None:
         if self.is_over:

@@ -34,7 +34,7 @@ from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
 from tm.errors import ProtocolMisuse, TransactionError
 from tm.faults import Fault, fault_of
 from tm.global_transaction import HandlerState
-from tm.outcome import Verdict
+from tm.outcome import Reason, Verdict
 from tm.transaction import live_of
 from tm.two_phase.states import GlobalState
 from xa import Code, XaError
@@ -496,15 +496,20 @@ class Worker:
 
     async def _goes_on(self, transaction: Transaction) -> bool:
         """Whether the next message is begun in the same transaction. It finds nothing of the one before in its
-        sessions. Raises what keeps the transaction from being committed: then the message before has failed, whose
-        handler has hidden it."""
+        sessions. Where something keeps the transaction from being committed, raises what the commit would: then the
+        message before has failed, whose handler has hidden it."""
         if not self._sharing.goes_on or self._calls.is_stopping():
             return False
         live = live_of(transaction)
+        if transaction.status is GlobalState.MARKED:
+            raise live.refused()
         live.check_active("handle the next message of its share")
         for session in live.enlisted.sessions:
             if hasattr(session, "renew"):
-                await self._calls.renew(session)
+                try:
+                    await self._calls.renew(session)
+                except XaError as error:
+                    raise live.refused(Reason(live.enlisted.branch_of(session), error)) from error
         return True
 
     def _leave(self, messages: Sequence[Any], *, stay: bool | None = None) -> None:

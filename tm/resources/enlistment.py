@@ -116,6 +116,10 @@ class Enlistments:
         """The native interfaces of the resources that are associated."""
         return [one.session for one in self._by_name.values() if one.session is not None]
 
+    def branch_of(self, session: Any) -> Branch:
+        """The branch of one of these."""
+        return next(one.branch for one in self._by_name.values() if one.session is session)
+
     # --- begin and end of an association ------------------------------------------------------------------------
 
     def enlist(self, resource: Resource) -> Any:

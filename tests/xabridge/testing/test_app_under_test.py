@@ -6,17 +6,22 @@ to be as after a real one.
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from rm_amqp import NoMessage
+from tests.postgres import Postgres
 from tests.programs import output_of
 from tests.xabridge.app.shop import NOWHERE, Invoice, Shop, rows, set_up
 from tm.consumer.worker import HandlerCancelled
@@ -376,3 +381,42 @@ def test_what_can_not_be_put_under_test_is_told() -> None:
     wrong: Any = {"broker": {"url": "amqp://127.0.0.1"}}
     with pytest.raises(ConfigurationError, match="broker has to be an open string"), TestApp(app, resources=wrong):
         pass
+
+
+class Base(DeclarativeBase):
+    """The tables."""
+
+
+class OrderRow(Base):
+    """A row of the shop's table."""
+
+    __tablename__ = "orders"
+    number: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.mark.parametrize("by", ["statement", "orm", "set_rollback_only"])
+def test_an_error_that_is_hidden_is_the_same_exception_wherever_its_message_is(postgres: Postgres, by: str) -> None:
+    """Alone, the last one of its transaction, and before others: as the commit says it."""
+    app = an_app()
+
+    @app.consumer("numbers")
+    def handle(number: int, tx: Shop) -> None:
+        if number == 13 and by == "orm":
+            tx.shop.orm.add(OrderRow(number=1))
+        elif number == 13 and by == "set_rollback_only":
+            tx.set_rollback_only("the till is shut")
+        elif number == 13:
+            with suppress(IntegrityError):
+                tx.shop.execute(text("INSERT INTO orders VALUES (1)"))
+
+    said = []
+    for numbers in [13], [1, 13], [13, 2]:
+        with TestApp(app, resources={"shop": postgres.create_database()}) as test:
+            set_up(test)
+            with test.engine("shop").begin() as connection:
+                connection.execute(text("INSERT INTO orders VALUES (1)"))
+            with pytest.raises(RolledBack) as raised:
+                test.deliver("numbers", *numbers)
+            said.append(re.sub(r"test·\w+·\d+", "T", str(raised.value)))
+    assert len(set(said)) == 1, said
+    assert ".." not in said[0]
