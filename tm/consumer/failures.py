@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.consumer.history import is_new
+from tm.errors import RolledBack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +59,8 @@ class Failure:
     """How many outages had been seen then."""
     last_said: str = ""
     """The result of its last attempt, where the fault is unknown."""
+    first_said_ms: int | None = None
+    """When the first attempt ended so."""
     explained: bool = False
     """Whether it was reported to the broker as failed."""
     vain: bool = False
@@ -108,16 +111,22 @@ class Failures:
     def note_untold(self, message: Any, error: BaseException, *, refused: bool) -> None:
         """Notes an error whose cause is unknown. `refused`: what `message` does can't be committed, and the next
         attempt is to count at the broker."""
-        said = reason_from(error)
-        self._change(message, lambda before: replace(before, last_said=said, refused=before.refused or refused))
+        said, now = reason_from(error), self.now_ms()
+
+        def ended(before: Failure) -> Failure:
+            first = now if before.first_said_ms is None else before.first_said_ms
+            return replace(before, last_said=said, first_said_ms=first, refused=before.refused or refused)
+
+        self._change(message, ended)
 
     def note_broken(self, message: Any, error: BaseException, outages: int) -> None:
         """A connection broke under `message` alone, after so many outages that were seen."""
-        said = reason_from(error)
+        said, now = reason_from(error), self.now_ms()
 
         def broke(before: Failure) -> Failure:
             times = before.broken if before.outages == outages else 0
-            return replace(before, broken=times + 1, outages=outages, last_said=said)
+            first = now if before.first_said_ms is None else before.first_said_ms
+            return replace(before, broken=times + 1, outages=outages, last_said=said, first_said_ms=first)
 
         self._change(message, broke)
 
@@ -165,9 +174,14 @@ class Failures:
 
 
 def reason_from(error: BaseException) -> str:
-    """What a dead letter says of an error."""
-    said = f"{type(error).__name__}: {error}"[:MOST_TEXT]
-    return said.encode(errors="backslashreplace").decode()  # a message can't carry half a surrogate
+    """What a dead letter says of an error: of a rollback only why, because the rest is meant for a caller."""
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, RolledBack) and error.outcome is not None and error.outcome.reasons:
+        reasons = error.outcome.reasons
+        is_marked = isinstance(reasons[0].said, str) and not reasons[0].resource
+        said = "; ".join(map(str, reasons))
+        said = said if is_marked else f"{type(error).__name__}: {said}"
+    return said[:MOST_TEXT].encode(errors="backslashreplace").decode()  # a message can't carry half a surrogate
 
 
 def name_of(message: Any) -> str:

@@ -261,12 +261,17 @@ class Job:
 
         place = place_of(error)
         trace = logger.isEnabledFor(logging.DEBUG) or (bool(place) and self.failures.is_new(f"{type(error)} {place}"))
-        names = ", ".join(name_of(message) for message in messages[:FEW])
-        more = f" and {len(messages) - FEW} more" if len(messages) > FEW else ""
+        named = messages if attempt.guilty is None else [attempt.guilty]
+        names = ", ".join(name_of(message) for message in named[:FEW])
+        more = f" and {len(named) - FEW} more" if len(named) > FEW else ""
+        before = len(messages) - len(named)
+        again = (
+            f"; {before} before it in its transaction {'is' if before == 1 else 'are'} tried again" if before else ""
+        )
         logger.warning(
-            "%s: message %s%s of %s: %s: %s: %s%s",
+            "%s: message %s%s of %s: %s: %s: %s%s%s",
             transaction, names, more, self.settings.queue, outcome, type(error).__name__, error,
-            f" ({place})" if place else "", exc_info=error if trace else None,
+            f" ({place})" if place else "", again, exc_info=error if trace else None,
             extra=about(transaction=transaction, message=names, queue=self.settings.queue),
         )  # fmt: skip
 
@@ -308,7 +313,9 @@ class Job:
             "last-ms": last_ms if last_ms is not None else self.failures.now_ms(),
         }
 
-        first_ms = first_failure_ms(message, self.settings.queue) or (failure.first_ms if failure is not None else None)
+        known = [first_failure_ms(message, self.settings.queue)]
+        known += [failure.first_ms, failure.first_said_ms] if failure is not None else []
+        first_ms = min((one for one in known if one is not None), default=None)
         if first_ms is not None:
             annotations["first-ms"] = first_ms
         in_vain = remembered is not None and remembered.vain and not is_new(message)

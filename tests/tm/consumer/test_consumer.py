@@ -28,6 +28,7 @@ from tests.waiting import until
 from tm import ConsumerState, HealthServer, MessageCounts, ProtocolMisuse, Transaction
 from tm.consumer.failures import name_of, place_of
 from tm.consumer.history import BREAKS
+from tm.two_phase.states import GlobalState
 from xa import Code, xa_error
 from xa.telemetry.log_lines import fields_of, lines
 from xabridge.testing.reference import NetworkFault
@@ -413,6 +414,42 @@ def test_lines_have_the_transaction_the_message_and_the_queue_in_text_and_as_fie
         assert fields["queue"] == stall.queue
         assert fields["transaction"].startswith("stall-1")
         assert all(json.loads(lines("json").format(record))[name] for name in ("transaction", "message", "queue"))
+
+
+@KINDS
+def test_the_reason_of_a_rollback_is_no_advice_for_a_caller(stall: Stall, kind: Any) -> None:
+    """Of a transaction that the handler has marked it is the handler's own; of one that took too long, the time."""
+
+    def handle(message: Message, tx: Transaction) -> None:
+        if message.body == "late":
+            until(lambda: tx.status is not GlobalState.ACTIVE)
+        else:
+            tx.set_rollback_only("the till is shut")
+
+    began = time.time() * 1000
+    stall.put("marked", "late")
+    stall.consume(kind(handle), 2, max_deliveries=1, timeout_s=0.1)
+    whys = dict(stall.letters())
+    assert whys["marked"]["reason"] == "the till is shut"
+    assert whys["late"]["reason"] == "RolledBack: it took longer than its 0.1 s"
+    assert began - 1 <= whys["late"]["first"] < whys["late"]["last"]
+
+
+def test_the_line_of_a_share_that_failed_names_the_message_whose_handler_has_raised(
+    stall: Stall, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handle(message: Message, _: Transaction) -> None:
+        if message.body == 5:
+            raise ValueError("no")
+
+    stall.put(*range(7))
+    with caplog.at_level(logging.WARNING, "xabridge.tm.consumer"):
+        stall.consume(handle, 7, max_deliveries=2, batch=50, share_s=5.0)
+    first = next(record for record in caplog.records if "failed" in record.getMessage())
+    guilty = name_of(Message(5))
+    assert f"message {guilty} of {stall.queue}: failed: ValueError: no (" in first.getMessage()
+    assert first.getMessage().endswith("; 2 before it in its transaction are tried again")
+    assert fields_of(first)["message"] == guilty
 
 
 @KINDS
