@@ -182,7 +182,10 @@ class Supervisor:
         while left and time.monotonic() < until and not self._hurry:
             left = [process for process in left if not process.wait(time.monotonic() + LOOK_S)]
         for process in left:
-            logger.error("process %d has not stopped in time, and is killed", process.number)
+            if self._hurry:
+                logger.warning("process %d is killed, because of the second signal", process.number)
+            else:
+                logger.error("process %d has not stopped in time, and is killed", process.number)
             process.stop(signal.SIGKILL)
             process.wait(time.monotonic() + 10)
 

@@ -46,6 +46,7 @@ def summary(transactions: Sequence[TransactionView], survey: Survey) -> list[str
     """The lines below the table: the number of transactions, and the resource managers that were not reached."""
     branches = [branch for view in transactions for branch in view.in_doubt]
     managers = {branch.resource for branch in branches}
+
     if transactions:
         counted = several(len(transactions), "transaction")
         said = f"{counted} in doubt on {several(len(managers), 'resource manager')}"
@@ -56,7 +57,10 @@ def summary(transactions: Sequence[TransactionView], survey: Survey) -> list[str
         said = "nothing in doubt: no resource manager is configured"
     else:
         asked = survey.configured - len(survey.unreachable)
-        said = f"nothing in doubt on {several(asked, 'resource manager')}"
+        where = several(asked, "resource manager")
+        if survey.log_trouble is not None:
+            return [*troubles(survey), f"nothing found in doubt on {where}"]
+        said = f"nothing in doubt on {where}"
     return [said, *_carried_out(survey), *troubles(survey)]
 
 

@@ -158,6 +158,9 @@ def test_each_process_serves_its_pages_and_a_second_ctrl_c_does_not_wait(shop: S
     shop.process.send_signal(signal.SIGINT)
     assert shop.process.wait(PATIENCE_S) == 0
     assert not any(map(is_alive, children))
+    logged = shop.log.read_text()
+    assert re.search(r"WARNING .*process \d is killed, because of the second signal", logged)
+    assert "in time" not in logged
 
     shop.run()  # it finishes what process 2 has left, and serves its pages at the same port
     shop.wait_for(lambda: is_ready(http))

@@ -213,6 +213,17 @@ def test_what_is_not_as_it_should_be_keeps_nobody_from_looking(field: Field, xab
     assert "prepared     unknown   shop" in said.out
 
 
+def test_nothing_in_doubt_is_not_the_first_word_where_the_decisions_can_not_be_read(
+    field: Field, xabridge: Xabridge
+) -> None:
+    field.open_log().close()
+    field.config.write_text(field.config.read_text().replace("orders-1", "orders-9"))
+    said = xabridge("recover", "list")
+    assert said.code == 4
+    assert said.out.startswith("the decisions could not be read: ")
+    assert said.out.endswith("\nnothing found in doubt on 2 resource managers\n")
+
+
 def test_heuristic_outcomes_of_the_resource_manager_and_of_the_log(field: Field, xabridge: Xabridge) -> None:
     one, two = field.gtrid(1), field.gtrid(2)
     field.open_log().close()
