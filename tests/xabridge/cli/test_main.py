@@ -21,9 +21,10 @@ import pytest
 
 import tm
 from tests.postgres import Postgres
-from tests.xabridge.cli.field import OTHER_LOG, OTHERS, ROOT, Field, Xabridge
+from tests.xabridge.cli.field import OTHER_LOG, OTHERS, ROOT, Field, Xabridge, xid_of
 from tm.log import DecisionLog
 from tm.log.factory import open_log
+from xa import Code
 from xabridge.cli.main import GROUP, main, make_parser, summary_of
 from xabridge.exit_codes import Exit
 from xabridge.testing.contract.client import case
@@ -275,6 +276,13 @@ def unreachable(field: Field) -> None:
     field.configure("broker", urls=[("shop", field.url("shop", socket="nowhere"))])
 
 
+def against_its_decision(field: Field) -> None:
+    gtrid = field.gtrid(1)
+    field.decide(gtrid, "shop")
+    field.prepare("shop", gtrid)
+    field.stores["shop"].complete_heuristically(xid_of(gtrid, "shop"), Code.XA_HEURRB)
+
+
 def no_configuration(field: Field) -> None:
     field.config.write_text("nodes = 1\n")
 
@@ -287,6 +295,7 @@ STATES: dict[str, Callable[[Field], DecisionLog | None]] = {
     "another process holds the log": held,
     "a branch waits for recovery": waits,
     "a branch of this node has its decision elsewhere": elsewhere,
+    "a branch was completed against its decision": against_its_decision,
     "a resource manager can't be reached": unreachable,
     "the configuration can't be read": no_configuration,
 }
