@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.simulation.consumers import Mutant
-from tm import Transaction
+from tm import RolledBack, Transaction
 from tm.consumer.failures import reason_from
 from tm.consumer.history import History
 from tm.consumer.job import Attempt, Job
@@ -147,7 +147,7 @@ class HiddenErrors(Worker):
     async def _goes_on(self, transaction: Transaction) -> bool:
         try:
             return await super()._goes_on(transaction)
-        except XaError:
+        except (XaError, RolledBack):
             return True
 
 
@@ -155,7 +155,7 @@ class TheNextIsToBlame(Worker):
     """What one has left in the transaction is the fault of the next one."""
 
     def _blame(self, messages: Sequence[Any], error: Exception) -> None:
-        if isinstance(error, XaError) and len(messages) > 1:
+        if isinstance(error, XaError | RolledBack) and len(messages) > 1:
             self._tell("explain", messages[0], reason_from(error))
         else:
             super()._blame(messages, error)

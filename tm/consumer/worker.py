@@ -169,6 +169,7 @@ class TaskCalls:
     def __init__(self, stopping: asyncio.Event) -> None:
         self._stopping = stopping
         self._owner = asyncio.current_task()
+        self._process = os.getpid()
 
     async def apart(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Does the work of the worker, in a task of its own, which is cancelled with the one that awaits this."""
@@ -223,6 +224,8 @@ class TaskCalls:
     async def _take_back_cancellation(self) -> bool:
         """Takes back what a handler has cancelled its task with, so that the worker can await again. Returns whether it
         had asked for that and awaited nothing afterwards. CancelledError: the worker itself is cancelled."""
+        if os.getpid() != self._process:  # a child that the handler has forked has no event loop, and ends
+            return False
         task = asyncio.current_task()
         if task is None or not task.cancelling():
             return False

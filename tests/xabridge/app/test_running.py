@@ -114,8 +114,8 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 
 def test_two_processes_work_one_is_killed_in_the_midst_and_nothing_is_lost_or_doubled(shop: Shop) -> None:
     shop.run("--workers", "2")
-    shop.put(*range(40))  # 13 hangs
-    shop.wait_for(lambda: len(shop.done()) == 39)
+    shop.put(*range(40))  # 13 hangs, and those that share its transaction wait
+    shop.wait_for((shop.folder / "hangs").exists)
     os.kill(int((shop.folder / "hangs").read_text()), signal.SIGKILL)
     shop.wait_for(lambda: len(shop.done()) == 40)
     assert "has ended with SIGKILL; it is started again" in shop.log.read_text()

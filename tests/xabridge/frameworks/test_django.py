@@ -404,7 +404,8 @@ def test_a_connection_that_was_lost_is_replaced(
         other.execute(
             text("SELECT pg_terminate_backend(:pid)"), {"pid": connections["default"].connection.info.backend_pid}
         )
-    test.deliver("counted", 2, 3)
+    for number in (2, 3):  # in a share of both the callbacks of both would meet the lost connection
+        test.deliver("counted", number)
     assert told[-1:] == [0]
     assert len(told) >= 2
 
