@@ -28,7 +28,7 @@ WORDS: Final = {
     "rm_delta": 0,
     "rm_openwire": 0,
     "tests": 2164,
-    "tm": 3,
+    "tm": 2,
     "tools": 6,
     "xa": 0,
     "xabridge": 11,

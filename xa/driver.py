@@ -313,4 +313,4 @@ class DecidingDriver(Driver[W], DecisionStorage):
 
     @abstractmethod
     def decide(self, xid: Xid, record: bytes) -> Code:
-        """As `xa.deciding_resource.DecidingResource.decide`."""
+        """Commits the branch and `record` together: see `xa.deciding_resource.DecidingResource.decide`."""

@@ -288,7 +288,7 @@ def _decision(octets: bytes, at: int) -> tuple[Decision, int]:
 
 
 def decode_noted_branch(octets: bytes, at: int, default_gtrid: bytes = b"") -> tuple[Branch, int]:
-    """As `decode_branch`, with the note behind it."""
+    """The branch, with its note, that begins at `at`, and where the note ends; errors are those of `decode_branch`."""
     branch, at = decode_branch(octets, at, default_gtrid)
     note, at = _short(octets, at)
     if len(note) > MAX_NOTE:

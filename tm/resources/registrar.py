@@ -30,7 +30,8 @@ class RegisteringTransaction(Protocol):
     """The interface of a transaction that the registrar uses."""
 
     def registered(self, resource: Resource) -> tuple[Enlistment, AssociationState | None]:
-        """As `Enlistments.registered`; TransactionError: its state does not allow it."""
+        """The enlistment of a resource that registers: see `Enlistments.registered`. TransactionError: the state of
+        the transaction does not allow it."""
         ...
 
 

@@ -6,11 +6,9 @@ connection live here; what they mean is in the link modules and the resource.
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.connection import Connection
 from dtx.amqp.events import (
@@ -510,10 +508,7 @@ class BrokerConnection:
         """The peer gave an outcome to deliveries that are gone, with their link for example, so that the messages are
         somebody else's by now; or it sent a message that is not looked at. A transaction that is to do this can't
         succeed."""
-        with contextlib.suppress(WireError):
-            context = self.txns.live.get(self.txns.read(state)[0] or b"")
-            if context is not None:
-                context.refuse_success(Refusal(Condition.ROLLBACK, message, Code.XA_RBPROTO))
+        self.txns.refuse_success(state, Refusal(Condition.ROLLBACK, message, Code.XA_RBPROTO))
 
     @property
     def received_messages(self) -> int:

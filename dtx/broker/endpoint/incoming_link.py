@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -89,14 +88,7 @@ class IncomingLink(ReceivingLink):
         if self.ending is None:
             super().transferred(event)
         elif event.state is not None:
-            self._leave_out(event.state, self.ending)
-
-    def _leave_out(self, state: bytes, refusal: Refusal) -> None:
-        """A message came behind the one for which the link is closed: its transaction can't succeed without it."""
-        with contextlib.suppress(WireError):
-            context = self._txns.live.get(self._txns.read(state)[0] or b"")
-            if context is not None:
-                context.refuse_success(refusal)
+            self._txns.refuse_success(event.state, self.ending)
 
     def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.broker.queues.outcomes import read_state
 from dtx.broker.transactions.contexts import unknown_id
@@ -13,6 +15,7 @@ from xa import Code
 if TYPE_CHECKING:
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.transactions.contexts import WorkContext
+    from dtx.protocol.conditions import Refusal
 
 MAX_STATES: Final = 1000
 LONGEST: Final = 256
@@ -51,6 +54,13 @@ class TxnIds:
     def drop(self, context: WorkContext) -> None:
         """The txn-id of a transaction is no longer in use."""
         self.live.pop(context.txn_id, None)
+
+    def refuse_success(self, state: bytes, refusal: Refusal) -> None:
+        """The transaction that `state` names can't succeed without what is left out; it may name none."""
+        with suppress(WireError):
+            context = self.live.get(self.read(state)[0] or b"")
+            if context is not None:
+                context.refuse_success(refusal)
 
     def read(self, octets: bytes) -> tuple[bytes | None, Outcome | None]:
         """txn-id and outcome of a delivery state, as `read_state` has them. The same state comes many times."""

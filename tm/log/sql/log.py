@@ -196,7 +196,7 @@ class SqlLog:
         if not self._known.note(incarnation, epoch):
             row = read_node(self._database, self._node)
             raise NodeTakenOver(
-                f"node {self._node!r} was taken by {row.holder if row else 'nobody'} while it was opened"
+                f"node {self._node!r} was taken by {row.holder if row else 'no one'} while it was opened"
             )
 
     def decide(self, decision: Decision) -> None:
