@@ -131,6 +131,7 @@ docs: setup
 	$(BIN)/python -m bench.diagrams docs/state-machines.md
 	$(BIN)/python -m bench.packages --into docs/architecture.md
 	$(BIN)/python -m bench.settings
+	$(BIN)/python -m bench.conditions
 
 site: setup
 	$(BIN)/python -m bench.site

@@ -10,6 +10,8 @@ when a broker starts or a connection is made anew, so such a key is refused.
 from __future__ import annotations
 
 import ssl
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -39,6 +41,48 @@ def client_context(ca: str | None, certificate: str | None, key: str | None) -> 
         load_certificate(context, certificate, key)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
+
+
+def end_of_certificate(file: str | PathLike[str]) -> float:
+    """Until when the first certificate of a PEM file is valid, in seconds since 1970. OSError, ValueError: the file
+    can't be used.
+
+    A certificate begins, in DER: SEQUENCE { SEQUENCE { [0] version, serial, algorithm, issuer, SEQUENCE { from, until
+    (RFC 5280, 4.1); the version may be missing. Python tells this only of the certificates of peers."""
+    pem = Path(file).read_text(encoding="ascii", errors="replace")
+    head, foot = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    _, found, rest = pem.partition(head)
+    if not found:
+        raise ValueError("the file has no certificate")
+    der = ssl.PEM_cert_to_DER_cert(head + rest.partition(foot)[0] + foot)
+
+    try:
+        certificate, _ = _der_value(der, 0)
+        body, _ = _der_value(certificate, 0)
+        at = _der_value(body, 0)[1] if body[0] == _VERSION else 0
+        for _ in ("serial", "algorithm", "issuer"):
+            at = _der_value(body, at)[1]
+        validity, _ = _der_value(body, at)
+        until, _ = _der_value(validity, _der_value(validity, 0)[1])
+        text = until.decode("ascii")
+        if len(text) == _SHORT_YEAR:  # of 1950 to 2049
+            text = f"{'19' if text >= '50' else '20'}{text}"
+        return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    except (IndexError, UnicodeDecodeError) as error:
+        raise ValueError("the certificate is damaged") from error
+
+
+_VERSION: Final = 0xA0
+_SHORT_YEAR: Final = len("YYMMDDHHMMSSZ")
+
+
+def _der_value(octets: bytes, at: int) -> tuple[bytes, int]:
+    """What the value at `at` has in it, and where the next one begins."""
+    length, at = octets[at + 1], at + 2
+    if length & 0x80:
+        count = length & 0x7F
+        length, at = int.from_bytes(octets[at : at + count], "big"), at + count
+    return octets[at : at + length], at + length
 
 
 def reason_of(error: ssl.SSLError) -> str:

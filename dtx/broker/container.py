@@ -16,6 +16,7 @@ from dtx.broker.access.accounts import Accounts
 from dtx.broker.access.audit import Audit
 from dtx.broker.access.permissions import Permissions, PermissionsError
 from dtx.broker.access.rate_limited_log import RateLimitedLog
+from dtx.broker.conditions import ConditionWatch
 from dtx.broker.fair_queue import FairQueue
 from dtx.broker.queues.counters import INTERVAL_S, UnstoredMemory
 from dtx.broker.transactional_resource import TransactionalResource
@@ -146,6 +147,7 @@ class Container:
         self.fences = Fences(self.resource, self.registry)
         self.coordination = DtxCoordination(self.registry, self.two_phase, self.fences, permissions)
         self.outside = NoTransaction(self.resource)
+        self.conditions = ConditionWatch(self.resource, self.registry)
 
         self.configuration: list[tuple[str, str, str]] = []
         """The settings, for people: name, value, and where that comes from."""
@@ -177,6 +179,7 @@ class Container:
             raise
         self.resource.make_configured()
         self._note_rates()
+        self.conditions.begin()
         self.resource.settle()
 
     def restore(self, restored: Restored) -> None:

@@ -96,6 +96,17 @@ class QueueSettings:
         "else is",
     )
     ttl_ms: int = setting(0, COUNT, "the time to live of messages that say none, in milliseconds; 0: no end")
+    old_messages_s: float = setting(
+        900.0,
+        TIME,
+        "a message that waits for so long is the [condition](operations.md#what-to-watch) `old-messages`; 0: never",
+    )
+    no_consumers_s: float = setting(
+        600.0, TIME, "messages that wait for a consumer for so long, while there is none, are `no-consumers`; 0: never"
+    )
+    growing_backlog_s: float = setting(
+        900.0, TIME, "a backlog that grows by 100 messages, and all of this time, is `growing-backlog`; 0: never"
+    )
     ordered_groups: bool = setting(True, FLAG, "the messages of one group-id go to one consumer at a time")
 
 
@@ -127,6 +138,15 @@ class Settings:
     fence_s: int = setting(7 * 24 * 3600, COUNT, "how long a [fence](wire.md) stands")
     lease_s: float = setting(
         10.0, seconds(1), "how long a broker has a store in PostgreSQL without renewing it, in seconds; at least 1"
+    )
+    in_doubt_s: float = setting(
+        900.0,
+        TIME,
+        "a branch that is in doubt for so long is the [condition](operations.md#what-to-watch) `branch-in-doubt`",
+    )
+    dead_letters_s: float = setting(900.0, TIME, "for how long dead letters are new: the condition `dead-letters`")
+    certificate_days: float = setting(
+        14.0, TIME, "so long before its end the broker's certificate is the condition `certificate-ends`"
     )
     metrics_queues: int = setting(
         200, COUNT, "queues whose metrics have their own names; all others are counted as one"

@@ -154,7 +154,7 @@ CONSUMER_TROUBLED: Final = Metric(
 )
 
 CONNECTIONS: Final = Metric(
-    "db.client.connection.count",
+    "xabridge.pool.connections",
     "gauge",
     "{connection}",
     (POOL, POOL_STATE),

@@ -77,9 +77,20 @@ def _at_broker(name: str, lasts: str, summary: str) -> AlertRule:
     return AlertRule(f'xabridge_broker_condition{{xabridge_condition="{name}"}} > 0', lasts, summary)
 
 
+def _of_queues(name: str, lasts: str, summary: str) -> AlertRule:
+    """The same of one that queues have; the summary names the worst of them."""
+    worst = f'xabridge_broker_condition_worst{{xabridge_condition=\\"{name}\\",instance=%q}}'
+    named = (
+        f'{{{{ range query (printf "topk(3, {worst})" $labels.instance) }}}}'
+        " {{ .Labels.messaging_destination_name }}{{ end }}"
+    )
+    return _at_broker(
+        name, lasts, f"{{{{ $value }}}} queues of {{{{ $labels.instance }}}} {summary}, the worst:{named}"
+    )
+
+
 _CONSUMED: Final = "messaging_client_consumed_messages_total"
 _OF_CONSUMER: Final = "sum by (xabridge_node, messaging_destination_name)"
-_AT_BROKER: Final = "{{ $value }} queues of {{ $labels.instance }} "
 
 
 def _since_first(series: str) -> str:
@@ -101,7 +112,7 @@ OLD_MESSAGES: Final = Condition(
     "xabridge broker queues",
     "add consumers, find out why they are slow, or which branch holds the message",
     "the broker, over all queues but those of dead letters: the oldest message is there for `old_messages_s` (900)",
-    _at_broker("old-messages", "1m", _AT_BROKER + "have messages that wait for too long"),
+    _of_queues("old-messages", "1m", "have messages that wait for too long"),
 )
 NO_CONSUMERS: Final = Condition(
     "no-consumers",
@@ -111,7 +122,7 @@ NO_CONSUMERS: Final = Condition(
     "xabridge broker queues",
     "start the consumer, or find out who sends there",
     "the broker, over all queues but those of dead letters: so for `no_consumers_s` (600), and none has left it",
-    _at_broker("no-consumers", "1m", _AT_BROKER + "have messages and no consumers"),
+    _of_queues("no-consumers", "1m", "have messages and no consumers"),
 )
 QUEUE_PAUSED: Final = Condition(
     "queue-paused",
@@ -121,7 +132,7 @@ QUEUE_PAUSED: Final = Condition(
     "xabridge broker audit",
     "ask who paused it, then `xabridge broker resume QUEUE`",
     "the broker, over all queues: it is paused",
-    _at_broker("queue-paused", "15m", _AT_BROKER + "are paused"),
+    _of_queues("queue-paused", "15m", "are paused"),
 )
 GROWING_BACKLOG: Final = Condition(
     "growing-backlog",
@@ -132,7 +143,7 @@ GROWING_BACKLOG: Final = Condition(
     "add consumers, or slow the senders down: a full queue refuses them",
     "the broker, over all queues but those of dead letters: in each third of `growing_backlog_s` (900) the fewest "
     "messages were more than in the third before it",
-    _at_broker("growing-backlog", "1m", _AT_BROKER + "get more messages than they give"),
+    _of_queues("growing-backlog", "1m", "get more messages than they give"),
 )
 DEAD_LETTERS: Final = Condition(
     "dead-letters",
@@ -159,7 +170,7 @@ MESSAGES_UNREADABLE: Final = Condition(
     "xabridge broker queues",
     "find out what is damaged: `xabridge check --store NAME=URL`; then restore the store from a copy",
     "the broker, over all queues: a message could not be read since the start",
-    _at_broker("messages-unreadable", "0m", _AT_BROKER + "have messages that can't be read from the store"),
+    _of_queues("messages-unreadable", "0m", "have messages that can't be read from the store"),
 )
 BRANCH_IN_DOUBT: Final = Condition(
     "branch-in-doubt",

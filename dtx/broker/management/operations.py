@@ -51,6 +51,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "connections": _view(views.connections),
     "links": _view(views.links),
     "messages": _view(messages.page),
+    "conditions": _view(views.conditions),
     "configuration": _view(views.configuration),
     "audit": _view(changes.audit),
     "users": _view(users.users),

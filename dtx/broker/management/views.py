@@ -46,6 +46,22 @@ def status(request: ManagementRequest) -> Map:
     }
 
 
+def conditions(request: ManagementRequest) -> Map:
+    """What is wrong over all queues and branches, as of the last look; `looked` is null before the first one."""
+    watch = request.container.conditions
+    return {
+        "looked": time_of(watch.looked_ms),
+        "conditions": [
+            {
+                "name": found.condition.name,
+                "count": Ulong(found.count),
+                "worst": [{"name": one.name, "value": one.value} for one in found.worst],
+            }
+            for found in watch.found
+        ],
+    }
+
+
 def configuration(request: ManagementRequest) -> list[Value]:
     """A page of settings, by name."""
     after = request.after

@@ -19,6 +19,7 @@ from xa.state_tables import BranchState
 from xa.telemetry.metric import OTHER
 
 if TYPE_CHECKING:
+    from dtx.broker.conditions import ConditionFound
     from dtx.broker.container import Container
     from dtx.broker.queues.queue import Queue
 
@@ -71,6 +72,7 @@ class BrokerFigures:
     settled_and_refused: int = 0
     store_octets: int | None = None
     store_full: bool = False
+    conditions: list[ConditionFound] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class FigureReader:
             waiting_octets=resource.store.waiting_octets,
             long_turns=container.long_turns,
             settled_and_refused=container.settled_and_refused,
+            conditions=container.conditions.found,
         )
         await self._drop_deleted()
         now_ms = resource.clock.wall_ms()

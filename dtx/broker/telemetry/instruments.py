@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import metrics
 
+from dtx.broker.conditions import OF_QUEUES
 from dtx.broker.telemetry import metrics as table
 from dtx.broker.telemetry.figures import BrokerFigures
+from xa.telemetry.conditions import CONDITION
 from xa.telemetry.metric import QUEUE
 
 if TYPE_CHECKING:
@@ -129,6 +131,10 @@ def _observations(metric: Metric, figures: BrokerFigures) -> Iterable[metrics.Ob
     if metric is table.BRANCHES:
         for state, count in figures.branches.items():
             yield metrics.Observation(count, {table.STATE: state})
+    elif metric is table.CONDITIONS:
+        yield from (metrics.Observation(one.count, {CONDITION: one.condition.name}) for one in figures.conditions)
+    elif metric is table.WORST:
+        yield from _worst(figures)
     elif metric in _OF_QUEUES:
         of_queue = _OF_QUEUES[metric]
         for name, queue in figures.queues.items():
@@ -139,3 +145,11 @@ def _observations(metric: Metric, figures: BrokerFigures) -> Iterable[metrics.Ob
         value = _OF_THE_BROKER[metric](figures)
         if value is not None:
             yield metrics.Observation(value)
+
+
+def _worst(figures: BrokerFigures) -> Iterable[metrics.Observation]:
+    """The queues that conditions are about. Xids of branches are no labels: each would be a series of its own."""
+    for found in figures.conditions:
+        if found.condition in OF_QUEUES:
+            for one in found.worst:
+                yield metrics.Observation(one.value, {CONDITION: found.condition.name, QUEUE: one.name})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from xa.telemetry.conditions import CONDITION, GAUGE
 from xa.telemetry.metric import QUEUE, Metric
 
 STATE: Final = "xabridge.state"
@@ -67,6 +68,20 @@ UNREADABLE: Final = Metric(
     "{message}",
     (QUEUE,),
     "Messages in the queue that could not be read from the store since the start, and are given to no one.",
+)
+CONDITIONS: Final = Metric(
+    GAUGE,
+    "gauge",
+    "{object}",
+    (CONDITION,),
+    "Of all queues and branches, those that a condition holds for; of a condition of the broker itself, 1 or 0.",
+)
+WORST: Final = Metric(
+    f"{GAUGE}.worst",
+    "gauge",
+    "{object}",
+    (CONDITION, QUEUE),
+    "The five queues for which a condition holds the worst: seconds where messages are old, else messages.",
 )
 QUEUES: Final = Metric("xabridge.broker.queues", "gauge", "{queue}", (), "Queues, those that live in memory included.")
 CONNECTIONS: Final = Metric("xabridge.broker.connections", "gauge", "{connection}", (), "Open connections.")
@@ -136,6 +151,8 @@ METRICS: Final = (
     DEAD_LETTERED,
     DEAD_LETTERS,
     UNREADABLE,
+    CONDITIONS,
+    WORST,
     QUEUES,
     CONNECTIONS,
     SESSIONS,

@@ -170,7 +170,7 @@ def sql_store(broker: Broker) -> SqlStore:
 
 @on_a_broker(config=HTTP)
 async def test_every_metric_is_told_with_its_attributes(broker: Broker) -> None:
-    broker.container.resource.create("orders")
+    broker.container.resource.create("orders").paused = "somebody"
     broker.container.resource.settle()
     broker.flush()
     await until(lambda: sql_store(broker).groups)
@@ -182,7 +182,7 @@ async def test_every_metric_is_told_with_its_attributes(broker: Broker) -> None:
         return {sample.name: sample for family in told for sample in family.samples}
 
     expected = {name: metric for metric in METRICS if not metric.name.endswith("oldest.age") for name in metric.series}
-    async with asyncio.timeout(WAIT_S):  # the queue is empty, and the loop is looked at twice in a second
+    async with asyncio.timeout(WAIT_S):  # the loop is looked at twice in a second, and queues every five seconds
         while (found := await families()).keys() != expected.keys():  # noqa: ASYNC110 — as a scraper does
             await asyncio.sleep(0.05)
     for name, metric in expected.items():
@@ -204,7 +204,10 @@ def held(step: Step) -> None:
 async def test_it_is_ready_while_the_store_takes_changes(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "FRESH_S", 0.0)
     status, body = await asked(broker, "ready")
-    assert (status, json.loads(body)) == (200, {"ready": True, "trouble": "", "full": False, "unreadable": 0})
+    assert (status, json.loads(body)) == (
+        200,
+        {"ready": True, "trouble": "", "full": False, "unreadable": 0, "conditions": {}},
+    )
     monkeypatch.setattr(readiness, "WRITE_S", 0.05)
     sql_store(broker)._open.writer._pace.took(10.0)  # so that a thread forces, and the loop turns meanwhile
     HELD.clear()
