@@ -6,8 +6,9 @@ lost, duplicated, split        orders and transactions whose queue entry, row an
 left_in_doubt                  prepared branches that recovery left behind
 violations                     each of these in words, with the fault or the seed that shows it again
 bank                           the same of several nodes that move money (`bench.crash.bank`): rounds, transfers,
-                               transactions, by_fault; and what its auditor found: money, lost, duplicated, split,
-                               misled, left, stuck, violations
+                               transactions, shared (transfers that had company in their transaction), by_fault; and
+                               what its auditor found: money, lost, duplicated, split, misled, disordered, left, stuck,
+                               violations
 
 consumers                      messages that can't be handled beside others that can (`bench.crash.consumers`): rounds,
                                messages, handled, dead_letters; and what was found: lost, duplicated, dead, spared,

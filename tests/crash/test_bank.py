@@ -183,6 +183,26 @@ def test_what_the_auditor_sees(kind: str, transfer: Transfer, what: Books, told:
     assert not audit.right
 
 
+def test_the_auditor_sees_a_group_out_of_order() -> None:
+    """Of the first three, two are from one account with an odd number; the last has an even one, and no order."""
+    accounts = (EAST, EAST, Account("west", 3), Account("east", 4), Account("east", 4))
+    transfers = [Transfer(number, source, WEST, 1, posted=True) for number, source in enumerate(accounts)]
+    debits = [Entry(one.number, one.source.place, one.source.number, -1, "a") for one in transfers]
+    orders = (0, 2, 3)
+    right = [debits[number] for number in (2, 4, 0, 1, 3)]
+    assert compare(transfers, books(*right, *(Sent(number, "a", 1) for number in range(5))), {}).details == []
+    for what, waiting in ((debits[1:2] + debits[:1], ()), (debits[1:2], orders)):
+        found = compare(transfers[:2] if not waiting else transfers, books(*what, orders=waiting), {})
+        assert found.disordered == 1, found
+
+
+def test_what_shares_a_transaction_is_counted() -> None:
+    transfers = [Transfer(number, Account("east", 2), WEST, 1, posted=True) for number in range(4)]
+    by = ("a", "b", "b", "c")
+    debits = [Entry(number, "east", 2, -1, attempt) for number, attempt in enumerate(by)]
+    assert compare(transfers, books(*debits), {}).shared == 2
+
+
 def test_a_transfer_is_its_message() -> None:
     made = some_transfers(Random(1), 5, 50)
     assert [Transfer.of(transfer.body()) for transfer in made] == made

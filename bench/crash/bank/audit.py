@@ -19,14 +19,14 @@ from bench.crash.bank.transfers import ACCOUNTS, EAST, OPENING, TOTAL
 from bench.crash.ledger import COMMITTED, ROLLED_BACK, Broker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from bench.crash.bank.transfers import Decides, Transfer
 
 TABLES: Final = f"""
     CREATE TABLE account (number integer PRIMARY KEY, balance integer NOT NULL);
     CREATE TABLE entry (transfer integer NOT NULL, account integer NOT NULL, amount integer NOT NULL,
-                        attempt text NOT NULL);
+                        attempt text NOT NULL, position serial);
     CREATE INDEX ON entry (transfer);
     INSERT INTO account SELECT number, {OPENING} FROM generate_series(0, {ACCOUNTS - 1}) AS number
 """  # noqa: S608 — of our own constants
@@ -82,6 +82,7 @@ class Books:
     due: Mapping[tuple[str, int], int]
     """What the entries of all rounds have added to each account; everything that follows is of this round."""
     entries: tuple[Entry, ...]
+    """Those of one place in the order in which they were written."""
     orders: tuple[int, ...]
     credits: tuple[Sent, ...]
     receipts: tuple[Sent, ...]
@@ -97,17 +98,20 @@ class Audit:
     transfers that are neither to be done nor done, and transactions that were reported committed and did nothing;
     `duplicated`: transfers that are done more than once, or done and still to be done, and transactions that were
     reported rolled back and did something; `split`: halves of a transaction; `misled`: transactions that were reported
-    completed by hand, or in part, where no one did that; `left`: branches in doubt and decisions that are not ended.
-    `waiting` and `done` are transfers."""
+    completed by hand, or in part, where no one did that; `disordered`: transfers that were carried out before an
+    earlier one of their group; `left`: branches in doubt and decisions that are not ended. `waiting` and `done` are
+    transfers, `shared` those with company in their transaction."""
 
     money: int = 0
     lost: int = 0
     duplicated: int = 0
     split: int = 0
     misled: int = 0
+    disordered: int = 0
     left: int = 0
     waiting: int = 0
     done: int = 0
+    shared: int = 0
     details: list[str] = field(default_factory=list)
 
     @property
@@ -123,7 +127,7 @@ class Audit:
             self.details.append(f"{kind}: {why}: {', '.join(found[:10])}")
 
 
-def compare(transfers: Iterable[Transfer], books: Books, outcomes: Mapping[str, str], *, away: int = 0) -> Audit:
+def compare(transfers: Sequence[Transfer], books: Books, outcomes: Mapping[str, str], *, away: int = 0) -> Audit:
     """The audit of a round with these transfers. `away` is the money that was in the queues of other rounds."""
     audit = Audit()
     _count_money(audit, books, away)
@@ -143,6 +147,11 @@ def compare(transfers: Iterable[Transfer], books: Books, outcomes: Mapping[str, 
         audit.done += bool(receipts[number])
         for kind, why in _wrong(transfer, to_do[number], entries[number], credits_[number], receipts[number]):
             audit.note(kind, [number], why)
+
+    debits = [entry for entry in books.entries if entry.amount < 0]
+    in_company = Counter(entry.attempt for entry in debits)
+    audit.shared = sum(count for count in in_company.values() if count > 1)
+    audit.note("disordered", _disordered(transfers, debits), "carried out before an earlier one of their group")
 
     attempts = {entry.attempt for entry in books.entries}
     kept = [gtrid for gtrid, verdict in outcomes.items() if verdict == COMMITTED and gtrid not in attempts]
@@ -188,6 +197,22 @@ def _wrong(
         yield "split", "amounts that arrived by another transaction than their receipt was sent by"
 
 
+def _disordered(transfers: Sequence[Transfer], debits: Iterable[Entry]) -> Iterable[int]:
+    """The transfers that have left their account before an earlier one of their group. The accounts of a group are at
+    one place, where the debits have an order."""
+    groups = {transfer.number: transfer.group for transfer in transfers if transfer.group}
+    after: dict[str, set[int]] = defaultdict(set)
+    for number, group in groups.items():
+        after[group].add(number)
+
+    for debit in debits:
+        group = groups.get(debit.transfer, "")
+        if group:
+            after[group].discard(debit.transfer)
+            if any(number < debit.transfer for number in after[group]):
+                yield debit.transfer
+
+
 class Auditor:
     """Looks at the places (their databases by name) and at the broker. `log` is the database of the SqlLog."""
 
@@ -212,7 +237,7 @@ class Auditor:
     def order(self, queue: str, transfers: Iterable[Transfer]) -> list[Transfer]:
         """Puts transfers into the queue; those that the broker has acknowledged."""
         left = iter(transfers)
-        return self.broker.place(queue, left, lambda transfer: Message(transfer.body(), durable=True))
+        return self.broker.place(queue, left, _order)
 
     def books(self, queues: Queues, first: int, decides: Decides) -> Books:
         """All that is there, of transfers from the `first` on. Nothing may be at work."""
@@ -229,7 +254,7 @@ class Auditor:
         in_doubt: list[str] = []
         for place, database in self._databases.items():
             with psycopg.connect(database, autocommit=True) as connection:
-                query = "SELECT transfer, account, amount, attempt FROM entry WHERE transfer >= %s"
+                query = "SELECT transfer, account, amount, attempt FROM entry WHERE transfer >= %s ORDER BY position"
                 found = connection.execute(query, (first,)).fetchall()
                 entries += [Entry(transfer, place, account, amount, by) for transfer, account, amount, by in found]
                 sums = connection.execute("SELECT account, sum(amount) FROM entry GROUP BY account").fetchall()
@@ -273,6 +298,13 @@ class Auditor:
     def _rows(database: str, query: str) -> list[str]:
         with psycopg.connect(database, autocommit=True) as connection:
             return [str(value) for (value,) in connection.execute(query.encode()).fetchall()]
+
+
+def _order(transfer: Transfer) -> Message:
+    message = Message(transfer.body(), durable=True)
+    if transfer.group:
+        message.group_id = transfer.group
+    return message
 
 
 def _token(body: Any) -> dict[str, Any]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bench.crash.bank.site import Process, Site
     from bench.crash.bank.transfers import Decides, Setup, Transfer
 
-KINDS: Final = ("money", "lost", "duplicated", "split", "misled", "left")
+KINDS: Final = ("money", "lost", "duplicated", "split", "misled", "disordered", "left")
 """What an audit can find. A round can also be stuck."""
 PER_POINT: Final = 12
 PER_STORM: Final = 150
@@ -59,6 +59,7 @@ class Tally:
     rounds: int = 0
     transfers: int = 0
     transactions: int = 0
+    shared: int = 0
     by_fault: Counter[str] = field(default_factory=Counter)
     by_kind: Counter[str] = field(default_factory=Counter)
     by_setup: Counter[str] = field(default_factory=Counter)
@@ -280,6 +281,7 @@ class BankCampaign:
         self.tally.rounds += 1
         self.tally.transfers += audit.done
         self.tally.transactions += len(outcomes)
+        self.tally.shared += audit.shared
         for kind in KINDS:
             self.tally.by_kind[kind] += getattr(audit, kind)
         if not audit.right:
@@ -295,6 +297,7 @@ class BankCampaign:
             "rounds": tally.rounds,
             "transfers": tally.transfers,
             "transactions": tally.transactions,
+            "shared": tally.shared,
             "by_fault": dict(sorted(tally.by_fault.items())),
             **{kind: tally.by_kind[kind] for kind in (*KINDS, "stuck")},
             "violated": dict(sorted(tally.by_setup.items())),

@@ -70,6 +70,8 @@ SETUPS: Final = (
     Setup("token"),
     Setup("database", nodes=1, processes=2),
     Setup("token", nodes=1, processes=2),
+    Setup("file", batch=50, prefetch=100),
+    Setup("database", batch=50),
 )
 
 NAMED: Final[tuple[tuple[Setup, tuple[Fault, ...]], ...]] = tuple(
@@ -111,7 +113,7 @@ def setup_of(dice: Random) -> Setup:
     decides: Decides = dice.choice(("file", "sql", "database", "token"))
     processes = dice.choice((1, 2)) if decides in {"database", "token"} else 1
     nodes = dice.choice((2, 3)) if processes == 1 else dice.choice((1, 2))
-    return Setup(decides, nodes, processes, dice.choice((1, 2)), dice.choice((1, 1, 3)))
+    return Setup(decides, nodes, processes, dice.choice((1, 2)), dice.choice((1, 50, 50, 50)), dice.choice((0, 0, 100)))
 
 
 def storm(dice: Random, setup: Setup, count: int) -> list[Gust]:

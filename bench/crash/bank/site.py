@@ -135,12 +135,13 @@ class Site:
 
     def _station(self, setup: Setup, name: str, failing: int) -> dict[str, Any]:
         options = f"{OPTIONS}&slots={SLOTS}" if setup.decider == BROKER else OPTIONS
+        ahead = f"&ahead=true&prefetch={setup.prefetch}" if setup.prefetch else ""
         log = {"file": str(self._folder / f"log-{name}"), "sql": self._through(LOG)}.get(setup.decides, "")
         return {
             "node": name,
             "decides": setup.decides,
             "log": log,
-            "broker": f"amqp://{HOST}:{self._proxies[BROKER].port}/{options}",
+            "broker": f"amqp://{HOST}:{self._proxies[BROKER].port}/{options}{ahead}",
             "east": self._through(EAST),
             "west": self._through(WEST),
             "threads": setup.threads,

@@ -3,7 +3,8 @@
 A place is a database with accounts. A transfer is a message in the queue of orders. A direct one is carried out in one
 transaction: both accounts, an entry for each, and a receipt. A posted one takes the amount from the first account and
 sends it as a message to the queue of credits, from which another transaction, perhaps of another node, takes it to the
-second account and sends the receipt. So money is in two databases and in a queue.
+second account and sends the receipt. So money is in two databases and in a queue. The transfers from every second
+account are a group, which has to be carried out in its order.
 """
 
 from __future__ import annotations
@@ -33,17 +34,20 @@ all nodes share; in the token queues of the broker, which all nodes share."""
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How the bank's nodes work: `processes` of each node, `threads` for each of the two queues in a process."""
+    """How the bank's nodes work: `processes` of each node, `threads` for each of the two queues in a process, up to
+    `batch` transfers in a transaction, and `prefetch` messages that are sent ahead, with `ahead` as docs/consumers.md
+    has it."""
 
     decides: Decides
     nodes: int = 2
     processes: int = 1
     threads: int = 1
     batch: int = 1
+    prefetch: int = 0
 
     def __str__(self) -> str:
         each = f"{self.nodes} node(s) of {self.processes} process(es) of {self.threads} thread(s)"
-        return f"bank, {self.decides} decides, {each}, batches of {self.batch}"
+        return f"bank, {self.decides} decides, {each}, batches of {self.batch}, prefetch {self.prefetch}"
 
     @property
     def decider(self) -> str:
@@ -68,6 +72,11 @@ class Transfer:
     target: Account
     amount: int
     posted: bool
+
+    @property
+    def group(self) -> str:
+        """The group whose transfers have an order; empty where it is in none."""
+        return f"{self.source.place} {self.source.number}" if self.source.number % 2 else ""
 
     def body(self) -> dict[str, Any]:
         """The message that asks for it."""
