@@ -152,7 +152,7 @@ class Container:
         self.configuration: list[tuple[str, str, str]] = []
         """The settings, for people: name, value, and where that comes from."""
         self.audit = Audit(self.resource)
-        self.accounts = Accounts(self.resource, permissions, credentials)
+        self.accounts = Accounts(self.resource, permissions, credentials, self.audit)
         self.lines = RateLimitedLog(clock.monotonic)
         self.connections: dict[int, ServedConnection] = {}
         self.named: dict[tuple[str, str], dict[ServedConnection, None]] = {}
@@ -178,6 +178,7 @@ class Container:
             self.resource.store.close()  # otherwise it stays locked as long as this process lives
             raise
         self.resource.make_configured()
+        self.accounts.look()
         self._note_rates()
         self.conditions.begin()
         self.resource.settle()
@@ -199,6 +200,14 @@ class Container:
         for connection in self.connections.values():
             connection.meter.note(now, connection.received_messages, connection.sent_messages)
         self.resource.after(INTERVAL_S, self._note_rates)
+
+    def connections_by_other_passwords(self) -> list[ServedConnection]:
+        """The connections that have signed in with another password than the present one of their user."""
+        credentials = self.accounts.credentials
+        if credentials is None:
+            return []
+        with_password = [one for one in self.connections.values() if one.identity.proven is not None]
+        return [one for one in with_password if one.identity.proven != credentials.verifier(one.identity.name)]
 
     # -- links
     def claim(self, key: LinkKey, link: ServedLink) -> None:

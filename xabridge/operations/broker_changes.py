@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from xabridge.text import several
+from xabridge.text import age, several
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +57,13 @@ KINDS: Final = {
         Kind("drop-branch", "Roll back", "drop branch {xid}, which is not prepared", ("xid",), loses=True),
         Kind(
             "remove-user", "Remove", "remove the user {user} and close this user's connections", ("user",), loses=True
+        ),
+        Kind(
+            "revoke-old-password",
+            "Revoke",
+            "end the old password of {user}, and close the connections that have signed in with it",
+            ("user",),
+            loses=True,
         ),
         Kind("remove-permissions", "Remove", "remove the permissions of {user}", ("user",), loses=True),
     )
@@ -125,5 +132,16 @@ _CONSEQUENCES: Final = {
     ),
     "drop-branch": ("What it holds is free. Its transaction manager hears that it was rolled back.",),
     "remove-user": ("The permissions go as well.",),
+    "revoke-old-password": ("Clients that have the present password connect again; others are refused.",),
     "remove-permissions": ("What was attached before stays attached; what is asked from then on is refused.",),
 }
+
+
+def old_password(user: Mapping[str, Any]) -> list[str]:
+    """What is to be known of passwords beside the present one."""
+    said = []
+    if user["old-password-left-ms"] is not None:
+        said.append(f"the old password is valid for another {age(user['old-password-left-ms'] / 1000)}")
+    if user["old-password-connections"]:
+        said.append(f"{several(user['old-password-connections'], 'connection')} signed in with an old password")
+    return said

@@ -9,8 +9,8 @@ mechanism asks of it.
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from dtx.amqp.sasl import scram
 
@@ -29,9 +29,11 @@ NONCE_OCTETS: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a connection acts for; the empty name is that of an anonymous user (ANONYMOUS)."""
+    """Who a connection acts for; the empty name is that of an anonymous user (ANONYMOUS). `proven` is the verifier of
+    the password that has shown it, None where there was no password; it is no part of who it is."""
 
     name: str
+    proven: scram.Verifier | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_anonymous(self) -> bool:
@@ -86,8 +88,10 @@ RESERVED: Final = frozenset({"anonymous", "*"})
 class Verifiers(Protocol):
     """A server's data about its users."""
 
-    def verifier(self, user: str) -> scram.Verifier | None:
-        """The verifier of a user's password; None when there is no such user."""
+    def verifiers(self, user: str) -> tuple[scram.Verifier, ...]:
+        """The verifiers of the passwords that the user has at this moment, at most two, the newest first; none when
+        there is no such user. Two have one salt and one number of iterations, because SCRAM names these before the
+        client has shown which password it has."""
         ...
 
     def decoy(self, user: str) -> scram.Verifier:
@@ -95,12 +99,12 @@ class Verifiers(Protocol):
         one of a user."""
         ...
 
-    def remembers(self, user: str, password: str) -> bool:
-        """Whether this is the user's password as far as that is known without a computation."""
+    def remembered(self, user: str, password: str) -> scram.Verifier | None:
+        """The user's verifier that accepts this password, as far as that is known without a computation."""
         ...
 
     def remember(self, user: str, verifier: scram.Verifier, password: str) -> None:
-        """A computation has found that `verifier`, which is the user's, accepts this password."""
+        """A computation has found that `verifier`, which is one of the user's, accepts this password."""
         ...
 
 
@@ -131,17 +135,23 @@ async def plain_server(initial: bytes, users: Verifiers) -> Verdict:
         name = scram.saslprep(given)
     except scram.ScramError as error:
         return Verdict(None, reason=str(error))
-    known = users.verifier(name)
-    verifier = known or users.decoy(name)
-    if not users.remembers(name, password):
-        accepted = await Compute(lambda: verifier.accepts(password))
-        if not accepted or known is None:
+    proven = users.remembered(name, password)
+    if proven is None:
+        asked = users.verifiers(name) or (users.decoy(name),)
+        accepted = await Compute(lambda: scram.accepting(asked, password))
+        proven = _still_held(users, name, accepted)
+        if proven is None:
             return Verdict(None, reason=f"wrong name or password for {name!r}")
-        users.remember(name, known, password)
+        users.remember(name, proven, password)
 
     if authzid not in {"", given}:
         return Verdict(None, reason=f"{name!r} asked to act as {authzid!r}")
-    return Verdict(Identity(name))
+    return Verdict(Identity(name, proven))
+
+
+def _still_held(users: Verifiers, name: str, accepted: scram.Verifier | Literal[False]) -> scram.Verifier | None:
+    """The verifier that has accepted, unless it was no user's, or its password has ended since it was asked."""
+    return accepted if accepted and accepted in users.verifiers(name) else None
 
 
 async def scram_server(initial: bytes, users: Verifiers, nonce: Callable[[int], bytes]) -> Verdict:
@@ -150,10 +160,9 @@ async def scram_server(initial: bytes, users: Verifiers, nonce: Callable[[int], 
     try:
         first = scram.ClientFirst.parse(initial)
         name = scram.saslprep(first.user)
-        known = users.verifier(name)
-        verifier = known or users.decoy(name)
+        asked = users.verifiers(name) or (users.decoy(name),)
         server_first = scram.ServerFirst(
-            first.nonce + scram.encoded(nonce(NONCE_OCTETS)), verifier.salt, verifier.iterations
+            first.nonce + scram.encoded(nonce(NONCE_OCTETS)), asked[0].salt, asked[0].iterations
         )
         answer = await Exchange(str(server_first).encode())
         final = scram.ClientFinal.parse(answer)
@@ -161,17 +170,17 @@ async def scram_server(initial: bytes, users: Verifiers, nonce: Callable[[int], 
         return Verdict(None, b"e=other-error", str(error))
 
     message = f"{first.bare},{server_first},{final.without_proof}"
-    proven = scram.proves(verifier, message, final.proof)
+    proven = _still_held(users, name, scram.proven(asked, message, final.proof))
     if not hmac.compare_digest(final.nonce.encode(), server_first.nonce.encode()):
         return Verdict(None, refused, f"{name!r} answered with another nonce")
     if final.binding != first.header.encode():
         return Verdict(None, b"e=channel-bindings-dont-match", f"{name!r} answered with another header")
-    if not proven or known is None:
+    if proven is None:
         return Verdict(None, refused, f"wrong name or password for {name!r}")
     if first.authzid not in {"", first.user}:
         return Verdict(None, b"e=other-error", f"{name!r} asked to act as {first.authzid!r}")
-    signature = scram.server_signature(verifier.server_key, message)
-    return Verdict(Identity(name), b"v=" + scram.encoded(signature).encode())
+    signature = scram.server_signature(proven.server_key, message)
+    return Verdict(Identity(name, proven), b"v=" + scram.encoded(signature).encode())
 
 
 async def wordless_client() -> None:

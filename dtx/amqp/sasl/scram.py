@@ -16,7 +16,10 @@ import re
 import stringprep
 import unicodedata
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MECHANISM: Final = "SCRAM-SHA-256"
 ITERATIONS: Final = 15_000
@@ -79,13 +82,17 @@ class Verifier:
         stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
         return cls(iterations, salt, stored, hmac.digest(salted, b"Server Key", "sha256"))
 
-    def accepts(self, password: str) -> bool:
-        """Whether this is the password; takes milliseconds, and as long for a wrong one."""
-        try:
-            given = Verifier.of(password, self.salt, self.iterations)
-        except ScramError:
-            return False
-        return hmac.compare_digest(given.stored_key, self.stored_key)
+
+def accepting(verifiers: Sequence[Verifier], password: str) -> Verifier | Literal[False]:
+    """Which of one or two verifiers accepts the password. It takes milliseconds, as long for a wrong password, and no
+    longer for two: they have one salt and one number of iterations."""
+    first, last = verifiers[0], verifiers[-1]
+    try:
+        given = Verifier.of(password, first.salt, first.iterations).stored_key
+    except ScramError:
+        return False
+    is_first, is_last = (hmac.compare_digest(given, one.stored_key) for one in (first, last))
+    return first if is_first else last if is_last else False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +163,15 @@ class ClientFinal:
         return cls(match[1], _from_base64(match[2]), match[3], _from_base64(match[4]))
 
 
-def proves(verifier: Verifier, message: str, proof: bytes) -> bool:
-    """Whether `proof` shows knowledge of the password, for the exchange whose AuthMessage is `message`."""
+def proven(verifiers: Sequence[Verifier], message: str, proof: bytes) -> Verifier | Literal[False]:
+    """For which of one or two verifiers `proof` shows knowledge of the password, in the exchange whose AuthMessage is
+    `message`."""
+    first, last = verifiers[0], verifiers[-1]
+    is_first, is_last = (_proves(one, message, proof) for one in (first, last))
+    return first if is_first else last if is_last else False
+
+
+def _proves(verifier: Verifier, message: str, proof: bytes) -> bool:
     if len(proof) != 32:
         return False
     signature = hmac.digest(verifier.stored_key, message.encode(), "sha256")

@@ -13,15 +13,18 @@ import hashlib
 import hmac
 import os
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.sasl.mechanisms import RESERVED
-from dtx.amqp.sasl.scram import ITERATIONS, ScramError, Verifier, saslprep
+from dtx.amqp.sasl.scram import ITERATIONS, MAX_ITERATIONS, MIN_ITERATIONS, ScramError, Verifier, saslprep
 from xa.durable_files import force, force_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from dtx.broker.transactional_resource import Clock
 
 SALT_OCTETS: Final = 16
 DECOY_OCTETS: Final = 32
@@ -31,28 +34,58 @@ class CredentialsError(Exception):
     """The file can't be used. The message says which line, and what is wrong with it."""
 
 
+@dataclass(frozen=True, slots=True)
+class OldPassword:
+    """The password that a user had before, which is valid until its end. That is a time of the wall clock, because a
+    restart has to know it, and at the latest `until_s` of the monotonic clock, because the wall clock may be set back
+    meanwhile. `kept_ms` is how long it was to be kept in all."""
+
+    verifier: Verifier
+    kept_ms: int
+    until_ms: int
+    until_s: float
+    clock: Clock = field(repr=False)
+
+    @classmethod
+    def ending(cls, verifier: Verifier, kept_ms: int, until_ms: int, clock: Clock) -> OldPassword:
+        """One that ends at `until_ms`, and in any case when `kept_ms` have passed from now on."""
+        left_ms = min(until_ms - clock.wall_ms(), kept_ms)
+        return cls(verifier, kept_ms, until_ms, clock.monotonic() + left_ms / 1000, clock)
+
+    @property
+    def left_ms(self) -> int:
+        """How much longer it is valid; 0: it has ended."""
+        by_monotonic = round((self.until_s - self.clock.monotonic()) * 1000)
+        return max(0, min(self.until_ms - self.clock.wall_ms(), by_monotonic))
+
+
 class Credentials:
-    """The users of one file; what a SASL server asks."""
+    """The users of one file, and what management has changed of them; what a SASL server asks."""
 
     def __init__(self, verifiers: Mapping[str, Verifier], decoy_secret: bytes) -> None:
         self._verifiers = dict(verifiers)
         self._decoy_secret = decoy_secret
         self._key = os.urandom(DECOY_OCTETS)
-        self._right: dict[str, bytes] = {}
-        """By user: the digest of a password that was found to be right. It is worth nothing without the key, which this
-        process has for itself, and holds for the verifier that it was found with."""
+        self._old: dict[str, OldPassword] = {}
+        self._right: dict[str, dict[bytes, bytes]] = {}
+        """By user and StoredKey of the verifier: the digest of a password that was found to be right. It is worth
+        nothing without the key, which this process has for itself."""
         self._count_iterations()
 
     def _count_iterations(self) -> None:
         self._iterations = max((known.iterations for known in self._verifiers.values()), default=ITERATIONS)
 
-    def set(self, user: str, verifier: Verifier | None) -> None:
-        """From now on this is the user's verifier; None: there is no such user."""
+    def set(self, user: str, verifier: Verifier | None, old: OldPassword | None = None) -> None:
+        """From now on this is the user's verifier, and beside it the old one is valid until its end; None: there is no
+        such user."""
         self._right.pop(user, None)
+        self._old.pop(user, None)
         if verifier is None:
             self._verifiers.pop(user, None)
         else:
             self._verifiers[user] = verifier
+        if old is not None:
+            self._old[user] = old
         self._count_iterations()
 
     @property
@@ -61,7 +94,24 @@ class Credentials:
         return sorted(self._verifiers)
 
     def verifier(self, user: str) -> Verifier | None:
+        """The verifier of the user's present password; None: there is no such user."""
         return self._verifiers.get(user)
+
+    def old(self, user: str) -> OldPassword | None:
+        """The old password that is still valid."""
+        found = self._old.get(user)
+        return found if found is not None and found.left_ms else None
+
+    @property
+    def old_passwords(self) -> dict[str, OldPassword]:
+        """By user: the old passwords that were set, also those that have ended by now."""
+        return dict(self._old)
+
+    def verifiers(self, user: str) -> tuple[Verifier, ...]:
+        present, old = self._verifiers.get(user), self.old(user)
+        if present is None:
+            return ()
+        return (present,) if old is None else (present, old.verifier)
 
     def decoy(self, user: str) -> Verifier:
         salt, stored, server = (
@@ -70,13 +120,17 @@ class Credentials:
         )
         return Verifier(self._iterations, salt[:SALT_OCTETS], stored, server)
 
-    def remembers(self, user: str, password: str) -> bool:
-        digest = self._digest(self._verifiers.get(user) or self.decoy(user), password)
-        return hmac.compare_digest(digest, self._right.get(user, b""))
+    def remembered(self, user: str, password: str) -> Verifier | None:
+        held = self.verifiers(user) or (self.decoy(user),)
+        right, found = self._right.get(user, {}), None
+        for verifier in (held[-1], held[0]):  # two, also where there is one: it takes as long
+            if hmac.compare_digest(self._digest(verifier, password), right.get(verifier.stored_key, b"")):
+                found = verifier
+        return found
 
     def remember(self, user: str, verifier: Verifier, password: str) -> None:
-        if self._verifiers.get(user) is verifier:  # or it was changed meanwhile
-            self._right[user] = self._digest(verifier, password)
+        if verifier in self.verifiers(user):  # or it was changed meanwhile
+            self._right.setdefault(user, {})[verifier.stored_key] = self._digest(verifier, password)
 
     def _digest(self, verifier: Verifier, password: str) -> bytes:
         return hmac.digest(self._key, verifier.salt + verifier.stored_key + password.encode(), "sha256")
@@ -122,9 +176,17 @@ def user_name(user: str) -> str:
 def verifier_of(
     user: str, password: str, *, random: Callable[[int], bytes] = os.urandom, iterations: int = ITERATIONS
 ) -> Verifier:
-    """The verifier of a password; CredentialsError for one that can't be used."""
+    """The verifier of a password, with a new salt; CredentialsError for one that can't be used."""
+    return verifier_beside(user, password, random(SALT_OCTETS), iterations)
+
+
+def verifier_beside(user: str, password: str, salt: bytes, iterations: int) -> Verifier:
+    """The verifier of a new password with the salt and the iterations of the old one, which stays valid for a time.
+    CredentialsError: the password, or what a broker has said of the old one, can't be used."""
+    if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
+        raise CredentialsError(f"user {user!r}: the broker names {iterations} iterations, which is out of range")
     try:
-        return Verifier.of(password, random(SALT_OCTETS), iterations)
+        return Verifier.of(password, salt, iterations)
     except ScramError as error:
         raise CredentialsError(f"user {user!r}: {error}") from error
 

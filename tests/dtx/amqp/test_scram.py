@@ -18,10 +18,11 @@ from dtx.amqp.sasl.scram import (
     ScramError,
     ServerFirst,
     Verifier,
+    accepting,
     client_proof,
     encoded,
     escaped,
-    proves,
+    proven,
     salted_password,
     saslprep,
     server_signature,
@@ -42,7 +43,7 @@ def test_the_example_of_rfc_7677() -> None:
     salted = salted_password("pencil", SALT, 4096)
     verifier = Verifier.of("pencil", SALT, 4096)
     assert encoded(client_proof(salted, MESSAGE)) == "dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
-    assert proves(verifier, MESSAGE, client_proof(salted, MESSAGE))
+    assert proven((verifier,), MESSAGE, client_proof(salted, MESSAGE)) == verifier
     assert b"v=" + encoded(server_signature(verifier.server_key, MESSAGE)).encode() == SERVER_FINAL
 
 
@@ -59,14 +60,14 @@ def test_the_messages_of_the_example() -> None:
 class Users:
     """One user, `user` with the password `pencil`."""
 
-    def verifier(self, user: str) -> Verifier | None:
-        return Verifier.of("pencil", SALT, 4096) if user == "user" else None
+    def verifiers(self, user: str) -> tuple[Verifier, ...]:
+        return (Verifier.of("pencil", SALT, 4096),) if user == "user" else ()
 
     def decoy(self, user: str) -> Verifier:
         return Verifier(4096, user.encode().ljust(16, b"\0"), bytes(32), bytes(32))
 
-    def remembers(self, _user: str, _password: str) -> bool:
-        return False
+    def remembered(self, _user: str, _password: str) -> Verifier | None:
+        return None
 
     def remember(self, _user: str, _verifier: Verifier, _password: str) -> None:
         """Every password is computed."""
@@ -188,9 +189,9 @@ def test_a_verifier_has_one_text_form() -> None:
         ":wfPLwcE6nTWhTAmQ7tl2KeoiWGPlZqQxSrmfPwDl2dU="
     )
     assert Verifier.parse(str(verifier)) == verifier
-    assert verifier.accepts("pencil")
-    assert not verifier.accepts("pencil ")
-    assert not verifier.accepts("")
+    assert accepting((verifier,), "pencil") == verifier
+    assert not accepting((verifier,), "pencil ")
+    assert not accepting((verifier,), "")
 
 
 @each(

@@ -675,19 +675,19 @@ def test_a_password_that_was_right_is_remembered_until_it_changes() -> None:
     """One that was changed while it was computed is not."""
     known = verifier("right")
     credentials = Credentials({"user": known, "other": verifier("right")}, b"secret")
-    assert not credentials.remembers("user", "right")
+    assert not credentials.remembered("user", "right")
     credentials.remember("user", known, "right")
     known_now = {(user, said) for user in ("user", "other", "nobody") for said in ("right", "wrong")}
-    assert [one for one in known_now if credentials.remembers(*one)] == [("user", "right")]
+    assert [one for one in known_now if credentials.remembered(*one)] == [("user", "right")]
     for changed in (verifier("new"), known):
         credentials.set("user", changed)
-        assert not credentials.remembers("user", "right")
+        assert not credentials.remembered("user", "right")
     credentials.remember("user", known, "right")
     credentials.set("user", None)
-    assert not credentials.remembers("user", "right")
+    assert not credentials.remembered("user", "right")
     credentials.set("user", verifier("new"))
     credentials.remember("user", known, "right")
-    assert not credentials.remembers("user", "right")
+    assert not credentials.remembered("user", "right")
 
 
 def test_the_password_is_nowhere_in_what_is_remembered() -> None:
@@ -695,5 +695,5 @@ def test_the_password_is_nowhere_in_what_is_remembered() -> None:
     one, other = (Credentials({"user": known}, b"secret") for _ in range(2))
     for credentials in (one, other):
         credentials.remember("user", known, "marked password")
-    assert one._right["user"] != other._right["user"]  # each process has a key of its own
-    assert b"marked" not in one._right["user"]
+    assert one._right != other._right  # each process has a key of its own
+    assert "marked" not in repr(one._right)

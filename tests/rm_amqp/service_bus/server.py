@@ -35,17 +35,17 @@ class Keys:
     def __init__(self) -> None:
         self._verifier = Verifier.of(KEY, b"salt of the key!", 4096)
 
-    def verifier(self, user: str) -> Verifier | None:
+    def verifiers(self, user: str) -> tuple[Verifier, ...]:
         """The verifier of a key by its name."""
-        return self._verifier if user == KEY_NAME else None
+        return (self._verifier,) if user == KEY_NAME else ()
 
     def decoy(self, _user: str) -> Verifier:
         """One that accepts nothing."""
         return Verifier.of(os.urandom(8).hex(), b"salt of nobody!!", 4096)
 
-    def remembers(self, _user: str, _password: str) -> bool:
+    def remembered(self, _user: str, _password: str) -> Verifier | None:
         """Every password is computed."""
-        return False
+        return None
 
     def remember(self, _user: str, _verifier: Verifier, _password: str) -> None:
         """Nothing is remembered."""

@@ -282,6 +282,47 @@ def test_users_and_permissions_are_changed_while_the_broker_runs(
         broker.stop()
 
 
+def test_a_password_is_rotated_while_everything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client with the old password prepares a branch, and one with the new password commits it."""
+    users = tmp_path / "users"
+    for user in ("operator", "shop"):
+        set_password(users, user, "first", iterations=4096)
+    broker = EmbeddedBroker(tmp_path, users=users, permissions=Permissions({"*": EVERYTHING}))
+    opened: list[Traffic] = []
+    shop = f"amqp://shop:{{}}@{broker.address}/?timeout=20"
+    try:
+        shell = Shell(f"amqp://operator:first@{broker.address}/?timeout=20", capsys)
+        opened = [Traffic(shop.format("first"))]
+        opened[0].post("orders", Message("a"))
+        opened[0].prepare(XID, "orders", "invoices")
+
+        monkeypatch.setattr("sys.stdin", io.StringIO("second\n"))
+        assert shell.lines("set-password", "shop", "--keep-old", "24h") == [
+            "done: set the password of shop; the old one is valid for another 24 h"
+        ]
+        assert any("old password is valid for another 2" in line for line in shell.lines("users"))
+        opened += [Traffic(shop.format(word)) for word in ("first", "second")]
+        opened[2].rm.commit(XID, 1)
+        assert shell.value("branches") == []
+
+        assert shell.run("set-password", "shop", "--revoke-now") == (5, "")
+        assert shell.lines("set-password", "shop", "--revoke-now", "--yes")[0].startswith("done: end the old password")
+        assert [one["old-password-connections"] for one in shell.value("users") if one["name"] == "shop"] == [0]
+        with pytest.raises(XaError):
+            Traffic(shop.format("first"))
+        opened[2].post("orders", Message("b"))
+        assert shell.run("set-password", "shop", "--revoke-now", "--yes") == (5, "")
+        assert "shop has one password" in shell.error
+        assert shell.run("set-password", "bob", "--keep-old", "1h") == (5, "")
+        assert "there is no user 'bob'" in shell.error
+    finally:
+        for one in opened:
+            one.close()
+        broker.stop()
+
+
 def test_dead_letters_that_a_consumer_sent_are_found(traffic: Traffic, shell: Shell) -> None:
     """The broker knows of these only in which queue they are; why, their annotations say."""
     traffic.post("orders", Message("alive"))

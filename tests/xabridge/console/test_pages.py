@@ -27,7 +27,7 @@ from tests.xabridge.cli.field import Field
 from tests.xabridge.console.conftest import HOST, Visitor, break_down, choice, fields_of, place_of, text_of
 from tests.xabridge.console.scene import broker_with_users, url
 from tests.xabridge.traffic import Traffic, post
-from xa import TMSUCCESS, Code, Xid
+from xa import TMSUCCESS, Code, XaError, Xid
 from xabridge.console.app import application
 from xabridge.console.brokers import KEPT_S, PAGE, BrokerLink, BrokerUnreachable, ResultUnknown
 from xabridge.console.change_job import Job, Progress, Selection
@@ -577,6 +577,20 @@ def test_users_and_permissions(filled: EmbeddedBroker, operator: Visitor) -> Non
     assert "ada" not in text_of(operator.get("/users"))
     myself = {"user": "operator", "coordinate": "none"}
     assert "could not manage this broker any more" in operator.post("/b/main/user/permissions", myself, status=409)
+
+
+def test_a_password_is_rotated(filled: EmbeddedBroker, operator: Visitor) -> None:
+    fields = {"user": "orders-svc", "password": "second", "again": "second", "keep": "soon"}
+    assert "'soon' is not a duration" in text_of(operator.post("/b/main/user/password", fields, status=409))
+    page = text_of(operator.post("/b/main/user/password", {**fields, "keep": "2h"}))
+    assert "The old one is valid for another 2 h" in page
+    assert "the old password is valid for another" in text_of(operator.get("/users"))
+    Traffic(url(filled, "orders-svc")).close()
+    Traffic(f"amqp://orders-svc:second@{filled.address}/?timeout=20").close()
+    operator.change("/b/main/change/revoke-old-password?user=orders-svc")
+    assert "the old password is valid" not in text_of(operator.get("/users"))
+    with pytest.raises(XaError):
+        Traffic(url(filled, "orders-svc"))
 
 
 # -- hostile strings

@@ -13,14 +13,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.conditions import Condition
-from dtx.broker.access.credentials import CredentialsError, user_name, verifier_of
+from dtx.broker.access.credentials import CredentialsError, user_name, verifier_beside, verifier_of
 from dtx.protocol.conditions import Refusal, RefusedError
 from xa import Code
 from xa.printable import escaped
 from xabridge.cli.output import asks_for_yes, write_json
 from xabridge.exit_codes import Exit
 from xabridge.operations.broker_changes import KINDS, of_messages
-from xabridge.text import several
+from xabridge.text import age, several
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -108,19 +108,34 @@ def change_as_named(operation: str) -> Callable[[ManagementClient, Namespace], E
 
 def set_password(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker set-password USER`. The broker gets a verifier, and never the password."""
+    if arguments.revoke_now:
+        return change_as_named("revoke-old-password")(management, arguments)
+    kept_s: float | None = arguments.keep_old
     what = f"set the password of {arguments.user}"
+    if kept_s is not None:
+        what += f"; the old one is valid for another {age(kept_s)}"
     if arguments.dry_run:
         may(arguments, what, asks=False)
         return Exit.DONE
-    typed = sys.stdin.isatty()
-    password = getpass.getpass(f"password of {arguments.user}: ") if typed else sys.stdin.readline().rstrip("\n")
+
+    more: dict[str, Any] = {}
     try:
         name = user_name(arguments.user)
-        verifier = verifier_of(name, password)
+        if kept_s is None:
+            verifier = verifier_of(name, _typed_password(name))
+        else:
+            like = management.ask("user-salt", user=name)
+            verifier = verifier_beside(name, _typed_password(name), like["salt"], like["iterations"])
+            more = {"keep_old_ms": round(kept_s * 1000)}
     except CredentialsError as error:
         sys.stderr.write(f"xabridge broker set-password: {error}\n")
         return Exit.USAGE
-    return change(management, arguments, "set-user", what, user=name, verifier=str(verifier))
+    return change(management, arguments, "set-user", what, user=name, verifier=str(verifier), **more)
+
+
+def _typed_password(user: str) -> str:
+    typed = sys.stdin.isatty()
+    return getpass.getpass(f"password of {user}: ") if typed else sys.stdin.readline().rstrip("\n")
 
 
 def permit(management: ManagementClient, arguments: Namespace) -> Exit:

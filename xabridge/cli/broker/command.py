@@ -167,6 +167,14 @@ def _add_users(action: _Action) -> None:
         added.add_argument("--dry-run", action="store_true", help="only say what would be done")
         added.add_argument("--yes", action="store_true", help="do it without asking")
 
+        if name == "set-password":
+            old = added.add_mutually_exclusive_group()
+            old.add_argument(
+                "--keep-old", type=_interval, metavar="TIME", help="the old one is valid for so long, as 24h"
+            )
+            old.add_argument(
+                "--revoke-now", action="store_true", help="set none: end the old one, and the connections made with it"
+            )
         if name == "permit":
             for what in ("consume", "produce", "create"):
                 added.add_argument(

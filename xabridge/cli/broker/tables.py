@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xa import Xid
 from xa.printable import escaped
+from xabridge.operations.broker_changes import old_password
 from xabridge.text import age, amount, columns, octets, several, table_row, transaction_name
 
 if TYPE_CHECKING:
@@ -147,7 +148,8 @@ def users(found: Sequence[Mapping[str, Any]]) -> list[str]:
             name if value is True else f"{name} {value if isinstance(value, str) else ', '.join(value)}"
             for name, value in (rule or {}).items()
         ]
-        below.append(wrapped(escaped("; ".join(words) or "may do nothing")) if rule is not None else [])
+        lines = wrapped(escaped("; ".join(words) or "may do nothing")) if rule is not None else []
+        below.append(lines + [line for said in old_password(one) for line in wrapped(said)])
     return table(("NAME", "PASSWORD", "PERMISSIONS"), rows, below, left=3)
 
 

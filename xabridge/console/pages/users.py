@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import RedirectResponse, Response
 
-from dtx.broker.access.credentials import CredentialsError, user_name, verifier_of
+from dtx.broker.access.credentials import CredentialsError, user_name, verifier_beside, verifier_of
 from xabridge.console.brokers import RequestRefused
 from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each
 from xabridge.console.view import PageView, address
+from xabridge.operations.broker_changes import old_password
+from xabridge.text import age, duration
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -40,7 +42,7 @@ def _read(user: dict[str, Any]) -> dict[str, Any]:
         name.replace("_", "-") if value is True else f"{name} {value if isinstance(value, str) else ', '.join(value)}"
         for name, value in (rule or {}).items()
     ]
-    return {**user, "rule": rule, "words": words}
+    return {**user, "rule": rule, "words": words, "old": old_password(user)}
 
 
 async def user(_console: Console, request: Request, session: Session) -> PageView:
@@ -61,12 +63,19 @@ async def set_password(console: Console, request: Request, session: Session) -> 
         raise RequestRefused("nothing was done: the two passwords differ")
     try:
         name = user_name(fields.get("user", ""))
-        verifier = verifier_of(name, password)
-    except CredentialsError as error:
+        kept_s = duration(fields["keep"]) if fields.get("keep") else None
+        verifier, more = verifier_of(name, password), {}
+        if kept_s is not None:
+            like = await link.ask("user-salt", user=name)
+            verifier = verifier_beside(name, password, like["salt"], like["iterations"])
+            more = {"keep_old_ms": round(kept_s * 1000)}
+    except (CredentialsError, ValueError) as error:
         raise RequestRefused(f"nothing was done: {error}") from None
-    await link.change("set-user", user=name, verifier=str(verifier))
-    console.audit(session, "set-user", broker=link.name, user=name)
-    session.flashes.append(("good", f"The password of {name} is set."))
+
+    await link.change("set-user", user=name, verifier=str(verifier), **more)
+    console.audit(session, "set-user", broker=link.name, user=name, **more)
+    kept = f" The old one is valid for another {age(kept_s)}." if kept_s is not None else ""
+    session.flashes.append(("good", f"The password of {name} is set.{kept}"))
     return RedirectResponse(address(f"/b/{link.name}/user", name=name), 303)
 
 
