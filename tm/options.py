@@ -82,6 +82,19 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True)
+class Flag:
+    """Yes or no."""
+
+    expected: str = "True or False"
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, bool)
+
+    def meant(self, value: Any) -> Any:
+        return bool(value) if isinstance(value, int) and value in (0, 1) else None
+
+
+@dataclass(frozen=True, slots=True)
 class Fraction:
     """A part of something."""
 

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     )
     from tm.telemetry import opentelemetry
     from xa import Code, Xid
-    from xabridge.app import App, Codec, DeclaredConsumer, Depends, Tx
+    from xabridge.app import App, Codec, DeclaredConsumer, Depends, Router, Tx
     from xabridge.shards import shard_address, shard_of
 
 __all__ = [
@@ -110,6 +110,7 @@ __all__ = [
     "Report",
     "ResourceConfig",
     "RolledBack",
+    "Router",
     "Transaction",
     "TransactionControl",
     "TransactionError",
@@ -129,7 +130,7 @@ __all__ = [
 ]
 
 _HOME: Final = dict.fromkeys(__all__, "tm") | {
-    **dict.fromkeys(("App", "Codec", "DeclaredConsumer", "Depends", "Tx"), "xabridge.app"),
+    **dict.fromkeys(("App", "Codec", "DeclaredConsumer", "Depends", "Router", "Tx"), "xabridge.app"),
     **dict.fromkeys(("Code", "Xid"), "xa"),
     **dict.fromkeys(("Message", "NoMessage"), "rm_amqp"),
     **dict.fromkeys(("shard_address", "shard_of"), "xabridge.shards"),

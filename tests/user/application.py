@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import text
 
-from xabridge import App, Broker, Database, DeclaredConsumer, Message, Tx
+from xabridge import App, Broker, Database, DeclaredConsumer, Message, Router, Tx
 
 
 @dataclass
@@ -38,6 +38,24 @@ def handle(order: Order, tx: Shop) -> None:
 async def pay(order: Order, message: Message, tx: Shop) -> None:
     """Sends one."""
     await tx.asend("paid", [order.number, message.id])
+
+
+@app.consumer("totals", name="sums", reply=True, publish="sums")
+def add(order: Order) -> int | None:
+    """Returns what is sent."""
+    return order.number or None
+
+
+router = Router("returns")
+
+
+@router.consumer("returns")
+def take_back(order: Order, tx: Shop) -> None:
+    """Sends it later."""
+    tx.send("later", order, delay=60, dely=60)  # type: ignore[call-arg]
+
+
+app.include(router)
 
 
 @app.transactional(retries=3)

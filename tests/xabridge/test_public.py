@@ -10,9 +10,9 @@ PUBLIC = """
     ConsumerState Database DeclaredConsumer Depends MessageCounts
     Finding GlobalState Health HealthServer HeuristicCommitted HeuristicHazard
     HeuristicMixed HeuristicOutcomeError HeuristicRolledBack ManagerUnusable MariaDatabase Message NoMessage Outcome
-    OutcomeUnknown PostgresDatabase Propagation ProtocolMisuse Reason Report ResourceConfig RolledBack Transaction
-    TransactionControl TransactionError TransactionManager TransactionState Tx TxCode TxInfo TxInterface Verdict
-    Xid configuration_from opentelemetry shard_address shard_of take_part
+    OutcomeUnknown PostgresDatabase Propagation ProtocolMisuse Reason Report ResourceConfig RolledBack Router
+    Transaction TransactionControl TransactionError TransactionManager TransactionState Tx TxCode TxInfo TxInterface
+    Verdict Xid configuration_from opentelemetry shard_address shard_of take_part
 """
 
 

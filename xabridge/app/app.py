@@ -24,13 +24,11 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 from tm import (
     Configuration,
     ConfigurationError,
-    Consumer,
-    ConsumerSettings,
     Propagation,
     ProtocolMisuse,
     Transaction,
@@ -40,9 +38,8 @@ from tm.consumer.signals import StopSignals
 from tm.options import check
 from tm.propagation.call import OPTIONS as TRANSACTIONAL
 from xabridge.app.codec import Codecs
-from xabridge.app.schedule import DeclaredSchedule, ScheduleSettings
+from xabridge.app.declarations import Declarations, Router, check_function
 from xabridge.app.tx import Tx
-from xabridge.app.typed_handler import HandlerEnvironment, TypedHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,60 +48,16 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar as DefaultTypeVar
 
-    from tm import Health, MessageCounts
-    from tm.consumer.settings import ConsumerOptions
+    from tm import Consumer, Health
     from tm.options import Option
     from xabridge.app.codec import Codec
-    from xabridge.app.schedule import ScheduleOptions
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
 F = TypeVar("F", bound="Callable[..., Any]")
 if TYPE_CHECKING:
     Tx_co = DefaultTypeVar("Tx_co", bound=Tx, default=Tx, covariant=True)
 else:
     Tx_co = TypeVar("Tx_co", covariant=True)
-
-
-class DeclaredConsumer(Generic[P, R]):
-    """A function with its queue and settings. Called, it calls the function, as it was before it was declared."""
-
-    def __init__(self, function: Callable[P, R], handler: TypedHandler, settings: ConsumerSettings) -> None:
-        self.function = function
-        self.handler = handler
-        self.settings = settings
-        self._live: Consumer | None = None
-
-    def __call__(self, *arguments: P.args, **named: P.kwargs) -> R:
-        return self.function(*arguments, **named)
-
-    def __repr__(self) -> str:
-        return f"<{self.function.__qualname__}, consumer of {self.settings.queue}>"
-
-    @property
-    def live(self) -> Consumer:
-        """The consumer at work; ProtocolMisuse while the App does not run."""
-        if self._live is None:
-            raise ProtocolMisuse(f"{self!r} is not at work: its App does not run")
-        return self._live
-
-    @property
-    def counts(self) -> MessageCounts:
-        """The counts of its messages since the App was started."""
-        return self.live.counts
-
-    def health(self) -> Health:
-        """How it is, for a probe."""
-        return self.live.health()
-
-    def connect(self, manager: TransactionManager[Any]) -> Consumer:
-        """A live consumer over `manager`, for the App."""
-        options: dict[str, Any] = {
-            name: getattr(self.settings, name) for name in self.settings.__slots__ if name != "queue"
-        }
-        self._live = Consumer(manager, self.settings.queue, self.handler, **options)
-        return self._live
 
 
 class AppOptions(TypedDict, total=False):
@@ -154,8 +107,6 @@ class _TransactionOption:
         return type(value) if isinstance(value, Tx) else None
 
 
-BATCH: Final = 50
-"""How many messages of a consumer share a transaction, unless it says otherwise."""
 OPTIONS: Final[dict[str, Option]] = {
     "configuration": _ConfigurationOption(),
     "transaction": _TransactionOption(),
@@ -163,7 +114,7 @@ OPTIONS: Final[dict[str, Option]] = {
 }
 
 
-class App(Generic[Tx_co]):
+class App(Declarations, Generic[Tx_co]):
     """An application. `configuration` is the file, which is read when it runs, or what was read from one. `transaction`
     is the class of its transactions, a subclass of `Tx` with the types of the resources: what `begin` and `tx` give.
     Handlers may declare others, whose resources its transactions have too. `codecs` maps content types to codecs of
@@ -179,14 +130,10 @@ class App(Generic[Tx_co]):
         check("App", OPTIONS, {"configuration": configuration, "transaction": transaction, **settings})
         self.configuration = configuration
         self.codecs = Codecs(settings.get("codecs"))
-        self.consumers: list[DeclaredConsumer[..., Any]] = []
-        """What `consumer` has declared."""
-        self.schedules: list[DeclaredSchedule[..., Any]] = []
-        """What `schedule` has declared."""
-        self._surroundings = HandlerEnvironment()
+        super().__init__(self.codecs)
+        self.transaction_classes[transaction] = None
         self._lifespans: list[Callable[[], Any]] = []
 
-        self._types: dict[type[Transaction], None] = {transaction: None}
         self._lock = threading.Lock()
         self._manager: TransactionManager[Tx_co] | None = None
         self._running: list[Consumer] = []
@@ -197,51 +144,21 @@ class App(Generic[Tx_co]):
         self.is_under_test = False
         """Whether what it is connected to was made for a test."""
 
+    def __repr__(self) -> str:
+        given = self.configuration
+        what = f"node {given.node}" if isinstance(given, Configuration) else str(given)
+        consumers = ", ".join(declared.name for declared in self.consumers) or "no consumer"
+        runs = "running" if self._running else "connected" if self._manager is not None else "not running"
+        return f"<App, {what}, {consumers}, {runs}>"
+
     # --- declaring --------------------------------------------------------------------------------------------
 
-    def consumer(
-        self, queue: str, **settings: Unpack[ConsumerOptions]
-    ) -> Callable[[Callable[P, R]], DeclaredConsumer[P, R]]:
-        """Declares a handler for the messages of a queue. `settings` are those of `ConsumerSettings`, but that up to 50
-        messages share a transaction (`batch`). What the function gets is what its parameters declare: see
-        `xabridge.app.typed_handler`."""
-        settings.setdefault("batch", BATCH)
-        checked = ConsumerSettings.of(queue, **settings)
-        local = _locals_of_caller()
-
-        def declare(function: Callable[P, R]) -> DeclaredConsumer[P, R]:
-            _check_function(f"consumer of {queue}", function)
-            handler = TypedHandler(function, checked.takes, self.codecs, self._surroundings, local)
-            for kind in handler.transactions:
-                self._types[kind] = None
-            declared = DeclaredConsumer(function, handler, checked)
-            self.consumers.append(declared)
-            return declared
-
-        return declare
-
-    def schedule(
-        self, expression: str, **settings: Unpack[ScheduleOptions]
-    ) -> Callable[[Callable[P, R]], DeclaredSchedule[P, R]]:
-        """Declares a function that runs at the times of a cron expression, in a transaction, once over all processes of
-        the application. Its parameters are those of a dependency, and a datetime: when it is due. `timezone` is that of
-        the expression, UTC unless it is given; `resource` is the database that keeps the times, where there is more
-        than one. It needs the extra `schedule`."""
-        checked = ScheduleSettings.of(expression, **settings)
-        local = _locals_of_caller()
-
-        def declare(function: Callable[P, R]) -> DeclaredSchedule[P, R]:
-            _check_function("schedule", function)
-            surroundings = HandlerEnvironment()  # middlewares are around handlers of messages
-            surroundings.overrides = self._surroundings.overrides
-            handler = TypedHandler(function, "message", self.codecs, surroundings, local)
-            for kind in handler.transactions:
-                self._types[kind] = None
-            declared = DeclaredSchedule(function, handler, checked)
-            self.schedules.append(declared)
-            return declared
-
-        return declare
+    def include(self, router: Router) -> None:
+        """Makes what a Router has declared a part of this App. ConfigurationError: another App has it already, or two
+        consumers have one name."""
+        if not isinstance(router, Router):
+            raise ConfigurationError(f"include: {router!r} is no Router")
+        router.join(self)
 
     @overload
     def transactional(self, function: F) -> F: ...
@@ -263,20 +180,8 @@ class App(Generic[Tx_co]):
         check("transactional", TRANSACTIONAL, settings)
         if function is None:
             return lambda function: self.transactional(function, **settings)
-        _check_function("transactional", function)
+        check_function("transactional", function)
         return _Transactional(self, function, settings).wrapped()
-
-    def middleware(self, function: F) -> F:
-        """Declares a generator function that yields once: what stands before the `yield` runs before each handler, and
-        what stands behind it when the handler has returned or raised, before the commit. The first that is declared is
-        the outermost. Its parameters are declared as those of a dependency are. An asynchronous one needs handlers that
-        are coroutine functions, all of them."""
-        if not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
-            raise ConfigurationError(
-                f"{function.__qualname__}: a middleware is a generator function, which yields once"
-            )
-        self._surroundings.middlewares.append(function)
-        return function
 
     def lifespan(self, function: F) -> F:
         """Declares a generator function that yields once: what stands before the `yield` runs before any consumer
@@ -288,12 +193,12 @@ class App(Generic[Tx_co]):
 
     def add_transaction_class(self, kind: type[Tx]) -> None:
         """Makes transactions instances of this class too, beside those that the handlers declare; for frameworks."""
-        self._types[kind] = None
+        self.transaction_classes[kind] = None
 
     @property
     def dependency_overrides(self) -> dict[Callable[..., Any], Callable[..., Any]]:
         """What is made instead of what: for tests, `app.dependency_overrides[make_client] = FakeClient`."""
-        return self._surroundings.overrides
+        return self.environment.overrides
 
     # --- transactions -----------------------------------------------------------------------------------------
 
@@ -323,10 +228,12 @@ class App(Generic[Tx_co]):
         return None if manager is None else manager.current_or_none()
 
     def health(self) -> dict[str, Health]:
-        """How each consumer is, by its queue, for a probe. ProtocolMisuse while the App does not run."""
+        """How each consumer is, by its name, for a probe: its queue, unless it was given another one. ProtocolMisuse
+        while the App does not run."""
         if not self._running:
             raise ProtocolMisuse("the App does not run, or has no consumers: there is nothing to tell of their health")
-        return {live.settings.queue: live.health() for live in self._running}
+        running = set(self._running)
+        return {one.name: one.health() for one in self.consumers if one.live in running}
 
     def begin(self, timeout_s: float | None = None) -> Tx_co:
         """Begins a transaction: `with app.begin() as tx`, `async with app.begin() as tx`."""
@@ -335,8 +242,8 @@ class App(Generic[Tx_co]):
     @property
     def transaction(self) -> type[Tx_co]:
         """The class of its transactions: its own, and those that its handlers declare, in one."""
-        declared = [one for one in self._types if issubclass(one, Tx)]
-        foreign = [one for one in self._types if not issubclass(one, Tx) and one is not Transaction]
+        declared = [one for one in self.transaction_classes if issubclass(one, Tx)]
+        foreign = [one for one in self.transaction_classes if not issubclass(one, Tx) and one is not Transaction]
         if foreign:
             names = ", ".join(one.__qualname__ for one in foreign)
             raise ConfigurationError(
@@ -508,20 +415,6 @@ class App(Generic[Tx_co]):
         self._note_failure(running)
         started, self._astarted = self._astarted, AsyncExitStack()
         await started.aclose()
-
-
-def _check_function(whose: str, function: Any) -> None:
-    """ConfigurationError: what is decorated can't be called."""
-    if not callable(function):
-        raise ConfigurationError(f"{whose}: {function!r} is no function: write the decorator above one")
-
-
-def _locals_of_caller() -> dict[str, Any]:
-    """The local names of the function that has called a method of an App: annotations may be text that names them."""
-    frame = inspect.currentframe()
-    for _ in range(2):
-        frame = frame.f_back if frame is not None else None
-    return dict(frame.f_locals) if frame is not None else {}
 
 
 class _Transactional:

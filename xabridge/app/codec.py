@@ -18,7 +18,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, Unpack
 from uuid import UUID
 
 from rm_amqp.message import Message
@@ -28,6 +28,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 JSON: Final = "application/json"
+
+
+class MessageFields(TypedDict, total=False):
+    """The fields of a message that is sent, beside its body and its content type: see `Message`."""
+
+    id: int | str | bytes | UUID | None
+    subject: str | None
+    correlation_id: int | str | bytes | UUID | None
+    reply_to: str | None
+    properties: dict[str, Any] | None
+    annotations: Mapping[Any, Any] | None
+    instructions: Mapping[Any, Any] | None
+    durable: bool
+    priority: int
+    ttl: float
+    delay: float
+    deliver_at: float
+    content_encoding: str | None
+    user_id: bytes
+    expiry_time: float
+    creation_time: float
+    group_id: str | None
+    group_sequence: int
+    reply_to_group_id: str | None
 
 
 class Codec(Protocol):
@@ -118,9 +142,12 @@ class Codecs:
         self._of: dict[str, Codec] = {JSON: JsonCodec(), **(own or {})}
         self.has_own = bool(own)
 
-    def message(self, value: Any, content_type: str = JSON, **more: Any) -> Message:
-        """The message that carries `value`; a Message is sent as it is. `more` are fields of `Message`."""
+    def message(self, value: Any, content_type: str = JSON, **more: Unpack[MessageFields]) -> Message:
+        """The message that carries `value`; a Message is sent as it is. `more` are fields of `Message`. TypeError:
+        there is no such field, or a Message would not get it."""
         if isinstance(value, Message):
+            if more:
+                raise TypeError(f"{', '.join(more)}: a Message is sent as it is: set its fields there")
             return value
         codec = self._of.get(content_type)
         if codec is None:

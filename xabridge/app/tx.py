@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from tm import ProtocolMisuse, Transaction, Verdict
-from xabridge.app.codec import JSON, Codecs
+from xabridge.app.codec import JSON, Codecs, MessageFields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,14 +112,26 @@ class Tx(Transaction):
     """Where it sends with `asend`: what is not sent yet."""
 
     def send(
-        self, address: str, value: Any, *, resource: str = "broker", content_type: str = JSON, **more: Any
+        self,
+        address: str,
+        value: Any,
+        *,
+        resource: str = "broker",
+        content_type: str = JSON,
+        **more: Unpack[MessageFields],
     ) -> None:
         """Sends a model, a dataclass or a plain value as a message, or a Message as it is. It leaves when the
         transaction commits. `more` are fields of the message: `id="o-7", priority=9`."""
         self[resource].send(address, self.codecs.message(value, content_type, **more))
 
     def asend(
-        self, address: str, value: Any, *, resource: str = "broker", content_type: str = JSON, **more: Any
+        self,
+        address: str,
+        value: Any,
+        *,
+        resource: str = "broker",
+        content_type: str = JSON,
+        **more: Unpack[MessageFields],
     ) -> Coroutine[Any, Any, None]:
         """`send` for tasks, which await it. A transaction with one that is not awaited, or that is not done at the
         commit, is rolled back."""
@@ -129,7 +141,7 @@ class Tx(Transaction):
             self._sends = sends
         return self._sends.add(address, self._asend(address, value, resource, content_type, more))
 
-    async def _asend(self, address: str, value: Any, resource: str, content_type: str, more: dict[str, Any]) -> None:
+    async def _asend(self, address: str, value: Any, resource: str, content_type: str, more: MessageFields) -> None:
         session = await self.aenlist(resource)
         await session.aio.send(address, self.codecs.message(value, content_type, **more))
 

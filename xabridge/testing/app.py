@@ -19,7 +19,7 @@ import threading
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from sqlalchemy import create_engine, make_url
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tm import Consumer, Transaction
     from tm.consumer.one_pass import SinglePassPorts
     from xabridge.app import App
+    from xabridge.app.codec import MessageFields
     from xabridge.app.schedule import DeclaredSchedule
     from xabridge.testing.faults import At, KilledAt
 
@@ -78,17 +79,17 @@ class TestApp:
 
     # --- what a test does ---------------------------------------------------------------------------------------
 
-    def deliver(self, queue: str, *values: Any, **more: Any) -> None:
+    def deliver(self, queue: str, *values: Any, **more: Unpack[MessageFields]) -> None:
         """Sends `values` to a queue, and has its handler take what waits there, one delivery after the other, until
         nothing does. What a delivery fails with is raised: the message waits again then. `more` are fields of the
-        messages."""
+        messages. A consumer that has a name of its own is meant by that, instead of the queue."""
         self._put(queue, values, more)
         while self._may_receive(queue):
             passed = asyncio.run(self._pass(queue)) if self._is_async(queue) else drive(self._pass(queue))
             if not self._has_received(passed):
                 return
 
-    async def adeliver(self, queue: str, *values: Any, **more: Any) -> None:
+    async def adeliver(self, queue: str, *values: Any, **more: Unpack[MessageFields]) -> None:
         """`deliver` for tests that are coroutines; handlers that are run in the test's event loop."""
         await asyncio.to_thread(self._put, queue, values, more)
         while self._may_receive(queue):
@@ -196,16 +197,17 @@ class TestApp:
 
     # --- deliveries ---------------------------------------------------------------------------------------------
 
-    def _put(self, queue: str, values: tuple[Any, ...], more: dict[str, Any]) -> None:
-        resource = self._consumer(queue).settings.resource
+    def _put(self, queue: str, values: tuple[Any, ...], more: MessageFields) -> None:
+        settings = self._consumer(queue).settings
         if values:
             with self._faults.paused(), self.manager.begin() as tx:
                 for value in values:
-                    tx[resource].send(queue, self.app.codecs.message(value, **more))
+                    tx[settings.resource].send(settings.queue, self.app.codecs.message(value, **more))
 
     def _may_receive(self, queue: str) -> bool:
         """Whether a delivery could bring something. A queue at a broker that the test brings is asked."""
-        return self._consumer(queue).settings.resource in self._given or self.broker.available(queue) > 0
+        settings = self._consumer(queue).settings
+        return settings.resource in self._given or self.broker.available(settings.queue) > 0
 
     async def _pass(self, queue: str) -> SinglePassPorts:
         consumer = self._consumer(queue)
@@ -227,15 +229,15 @@ class TestApp:
     def _consumer(self, queue: str) -> Consumer:
         if queue not in self._live:
             known = ", ".join(sorted(self._live)) or "none"
-            raise ConfigurationError(f"{queue}: the App has no consumer of this queue (it has: {known})")
+            raise ConfigurationError(f"{queue}: the App has no consumer of this name (it has: {known})")
         return self._live[queue]
 
     def _is_async(self, queue: str) -> bool:
         return self._consumer(queue).is_async
 
     def _resource_of(self, queue: str) -> str:
-        live = self._live.get(queue)
-        return live.settings.resource if live is not None else self._messaging[0]
+        own = (live.settings.resource for live in self._live.values() if live.settings.queue == queue)
+        return next(own, self._messaging[0])
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -244,7 +246,7 @@ class TestApp:
         self._live = {}
         for declared in self.app.consumers:
             declared.handler.check_middlewares()
-            live = self._live[declared.settings.queue] = declared.connect(manager)
+            live = self._live[declared.name] = declared.connect(manager)
             live.job.failures = Failures(lambda: self.broker.clock.wall_ms() / 1000)
 
     def _make_manager(self, transaction: type[Transaction]) -> TransactionManager[Any]:

@@ -131,7 +131,7 @@ def test_a_coroutine_that_cancels_its_task_or_exits_ends_no_loop_of_a_test(
 
 
 def test_what_it_does_not_know_is_told(test: TestApp) -> None:
-    with pytest.raises(ConfigurationError, match=r"no consumer of this queue \(it has: orders\)"):
+    with pytest.raises(ConfigurationError, match=r"no consumer of this name \(it has: orders\)"):
         test.deliver("invoices", 1)
     with pytest.raises(Exception, match="no resource 'shopp' is configured"):
         test.fail("shopp", at="prepare")
