@@ -7,7 +7,7 @@ back. The exact xids stand in the decision; nothing is rebuilt from configuratio
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from xa.secrets import masked
 
@@ -54,8 +54,19 @@ class LogError(Exception):
         super().__init__(masked(message))
 
 
+WAYS_OUT: Final = (
+    '. Stop that one, or give this one a node and a log of its own, or let a database decide (mode = "decider"), which '
+    "any number of processes may share"
+)
+
+
 class LogLocked(LogError):
-    """Another process holds the log. The message names it."""
+    """Another process holds the log. The message names it, and says what a transaction manager can do then; `held` is
+    the first part alone, for somebody who is none."""
+
+    def __init__(self, held: str, advice: str = WAYS_OUT) -> None:
+        self.held = held
+        super().__init__(held + advice)
 
 
 class LogMissing(LogError):

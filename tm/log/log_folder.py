@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from tm.log.contract import LogError, LogLocked
 from xa.durable_files import FULL_SYNC, force, force_descriptor
 from xa.lease import holder_name
+from xa.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -228,8 +229,7 @@ class PosixLock:
             holder = self._handle.read(400).decode(errors="replace").strip()
             self._handle.close()
             raise LogLocked(
-                f"the decision log {path.parent} is in use by {holder or 'another process'}: stop that one first, "
-                f"or give this one a log (and a node id) of its own"
+                f"the decision log {path.parent} is in use by {printable(holder) or 'another process'}"
             ) from None
 
     def sign(self) -> None:

@@ -56,18 +56,20 @@ def fields_of(record: logging.LogRecord) -> dict[str, str]:
 
 
 class TextLines(logging.Formatter):
-    """Lines for people; `named`: with the name of the logger."""
+    """Lines for people; `named`: with the name of the logger. `process`: with its number among several."""
 
-    def __init__(self, *, named: bool = False) -> None:
+    def __init__(self, *, named: bool = False, process: int | None = None) -> None:
         super().__init__()
         self._named = named
+        self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
         words = printable(masked(record.getMessage()), LONGEST)
         fields = {name: printable(value, LONGEST) for name, value in fields_of(record).items()}
         more = " ".join(f"{name}={value}" for name, value in fields.items() if value not in words)
         name = f"{record.name} " if self._named else ""
-        line = f"{self.formatTime(record)} {record.levelname} {name}{words}" + (f" [{more}]" if more else "")
+        process = "" if self._process is None else f"process {self._process} "
+        line = f"{self.formatTime(record)} {record.levelname} {process}{name}{words}" + (f" [{more}]" if more else "")
         error = self._error(record)
         return line if not error else line + "".join(f"\n  {printable(one, LONGEST)}" for one in error.splitlines())
 
@@ -82,29 +84,35 @@ class JsonLines(TextLines):
     """Lines for programs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said: dict[str, str] = {
+        said: dict[str, str | int] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "msg": masked(record.getMessage())[:LONGEST],
         }
         said |= {name: value[:LONGEST] for name, value in fields_of(record).items()}
+        if self._process is not None:
+            said["process"] = self._process
         error = self._error(record)
         if error:
             said["error"] = error
         return json.dumps(said).replace("\x7f", "\\u007f")  # the only control character that JSON leaves as it is
 
 
-def lines(log_format: str, *, named: bool = False) -> logging.Formatter:
+def lines(log_format: str, *, named: bool = False, process: int | None = None) -> logging.Formatter:
     """The formatter of one of FORMATS."""
-    return JsonLines() if log_format == JSON else TextLines(named=named)
+    kind = JsonLines if log_format == JSON else TextLines
+    return kind(named=named, process=process)
 
 
-def write_lines(log_format: str, level: int, *, named: bool = False) -> None:
-    """Has the process's log written to stderr, unless somebody has said already how."""
+def write_lines(
+    log_format: str, level: int | str, *, named: bool = False, process: int | None = None
+) -> logging.Handler:
+    """Has the process's log written to stderr by the handler that is returned, unless somebody has said already how."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(lines(log_format, named=named))
+    handler.setFormatter(lines(log_format, named=named, process=process))
     logging.basicConfig(level=level, handlers=[handler])
+    return handler
 
 
 def line(log_format: str, words: str, *, plain: str, level: int = logging.INFO) -> str:

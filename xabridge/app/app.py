@@ -279,25 +279,27 @@ class App(Declarations, Generic[Tx_co]):
         if manager is not None:
             manager.close()
 
-    def run(self) -> None:
+    def run(self, when_started: Callable[[], object] = lambda: None) -> None:
         """Works until SIGTERM or SIGINT (in the main thread), `stop` in another, or the failure of a consumer, which is
         raised. Then what runs is finished, each consumer's `shutdown_s` at most. Coroutine functions run in one event
-        loop, which is this thread's."""
+        loop, which is this thread's. `when_started` is called once it works."""
         with StopSignals() as stopper:
             self._stopper = stopper
             try:
                 if self._has_coroutines:
-                    asyncio.run(self._arun(stopper))
+                    asyncio.run(self._arun(stopper, when_started))
                 else:
                     with self:
+                        when_started()
                         stopper.wait()
             finally:
                 self._stopper = None
         if self._failure is not None:
             raise self._failure
 
-    async def _arun(self, stopper: StopSignals) -> None:
+    async def _arun(self, stopper: StopSignals, when_started: Callable[[], object]) -> None:
         async with self:
+            when_started()
             await asyncio.to_thread(stopper.wait)
 
     @property

@@ -153,7 +153,7 @@ def run(arguments: Namespace) -> int:
     except ConfigurationError as error:
         return complain(error, Exit.USAGE)
     except LogLocked as error:
-        return complain(f"{error}. {HELD}", Exit.LOG_IN_USE)
+        return complain(f"{error.held}. {HELD}", Exit.LOG_IN_USE)
     except LogError as error:
         return complain(error, Exit.INCOMPLETE)
 

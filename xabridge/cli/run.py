@@ -12,6 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from xa.printable import escaped
+from xa.secrets import masked
+from xa.telemetry.log_lines import TEXT, write_lines
+from xa.telemetry.log_lines import lines as format_of
 from xabridge.exit_codes import Exit
 
 if TYPE_CHECKING:
@@ -24,7 +28,11 @@ logger = logging.getLogger("xabridge.run")
 
 SUMMARY: Final = "run an application, and start its processes again when they end"
 _MOST: Final = 1000
-_EXITS: Final = "exit codes: 0 stopped by a signal · 1 a consumer failed · 2 usage, or the application can't be loaded"
+DEFAULT_FILE: Final = "xabridge.toml"
+"""What an App reads that names no file."""
+_EXITS: Final = (
+    "exit codes: 0 stopped by a signal · 1 a consumer failed · 2 usage, or the application or its log can't be used"
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -62,9 +70,9 @@ def _seconds(text: str) -> float:
 def run(arguments: Namespace) -> int:
     """Runs it; the exit code."""
     from tm import ConfigurationError  # noqa: PLC0415 — `xabridge --help` need not load a manager
+    from tm.log import LogError  # noqa: PLC0415 — as above
 
-    name = f" process {arguments.process}" if arguments.process is not None else ""
-    logging.basicConfig(level=arguments.log_level, format=f"%(asctime)s %(levelname)s{name} %(name)s: %(message)s")
+    lines = LogLines(arguments)
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 — as the interpreter has it for a script
     try:
         if arguments.process is None:
@@ -73,10 +81,40 @@ def run(arguments: Namespace) -> int:
                 logger.info(advice)
             if arguments.workers > 1 or arguments.reload:
                 return _supervise(arguments)
-        return _work(arguments)
-    except ConfigurationError as error:
-        print(f"xabridge run: {error}", file=sys.stderr)
+        return _work(arguments, lines)
+    except (ConfigurationError, LogError) as error:
+        lines.complain(str(error))
         return Exit.USAGE
+
+
+class LogLines:
+    """The log of this process on stderr, in the format that the configuration asks for: `--config`, or else the file
+    that an App reads by default, until the App is known."""
+
+    def __init__(self, arguments: Namespace) -> None:
+        self._process: int | None = arguments.process
+        self._format = self._first_format(arguments.config)
+        self._handler = write_lines(self._format, arguments.log_level, named=True, process=self._process)
+
+    def _first_format(self, config: str | None) -> str:
+        from tm import ConfigurationError, configuration_from  # noqa: PLC0415 — as above
+
+        try:
+            return configuration_from(config or DEFAULT_FILE, None).log_format
+        except ConfigurationError:  # it is reported by the process that needs it
+            return TEXT
+
+    def change(self, log_format: str) -> None:
+        """Goes on in this format."""
+        self._format = log_format
+        self._handler.setFormatter(format_of(log_format, named=True, process=self._process))
+
+    def complain(self, words: str) -> None:
+        """Says why the command ends, in one line."""
+        if self._format == TEXT:
+            sys.stderr.write(f"xabridge run: {escaped(masked(words))}\n")
+        else:
+            logger.error("%s", words)
 
 
 def advice_for(processes: int) -> str:
@@ -98,10 +136,12 @@ def _configuration(app: App, arguments: Namespace) -> Configuration:
     return given if isinstance(given, Configuration) else configuration_from(given)
 
 
-def _work(arguments: Namespace) -> int:
+def _work(arguments: Namespace, lines: LogLines) -> int:
     """This process is one that does the work. Process 1 finishes what processes have left in doubt that are not started
-    any more: as long as it runs, because their resources may be away now."""
+    any more: as long as it runs, because their resources may be away now. LogError: its log can't be used, and won't be
+    able to be if it is started again; what may pass by itself is logged."""
     from tm import ConfigurationError, TransactionManager  # noqa: PLC0415 — as above
+    from tm.log import LogError, LogFull, LogStopped  # noqa: PLC0415 — as above
     from xabridge.app.app import find_app  # noqa: PLC0415 — as above
     from xabridge.app.supervisor import configuration_of, configuration_to_recover, left_behind  # noqa: PLC0415
 
@@ -116,19 +156,28 @@ def _work(arguments: Namespace) -> int:
         logger.exception("%s can't be loaded", arguments.app)
         return Exit.USAGE
     configuration = _configuration(app, arguments)
+    lines.change(configuration.log_format)
     own = app.configuration = configuration_of(configuration, number)
+    has_started = False
+
+    def started() -> None:
+        nonlocal has_started
+        has_started = True
+        queues = ", ".join(declared.settings.queue for declared in app.consumers) or "no queue"
+        logger.info("%s works as node %s, for %s", arguments.app, own.node, queues)
+
     try:
         with ExitStack() as open_beside:
             for gone in left_behind(configuration, arguments.workers) if number == 1 else ():
                 logger.warning("process %d has a log, and is not among %d: recovering", gone, arguments.workers)
                 open_beside.enter_context(TransactionManager.from_config(configuration_to_recover(configuration, gone)))
-            queues = ", ".join(declared.settings.queue for declared in app.consumers) or "no queue"
-            logger.info("%s works as node %s, for %s", arguments.app, own.node, queues)
-            app.run()
+            app.run(started)
             logger.info("%s has stopped", arguments.app)
     except ConfigurationError:
         raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, LogError) and not has_started and not isinstance(error, LogFull | LogStopped):
+            raise
         logger.exception("%s failed", arguments.app)
         return Exit.FAILED
     return Exit.DONE

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from xa.configuration import ConfigurationError, read_file
+from xa.telemetry.log_lines import TEXT, write_lines
 from xabridge.exit_codes import Exit
 
 if TYPE_CHECKING:
@@ -42,9 +43,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Serves; the exit code."""
-    set_up_logging(verbose=arguments.verbose)
     try:
         settings, configuration = settings_of(arguments)
+        log_format = TEXT if configuration is None else configuration.log_format
+        set_up_logging(verbose=arguments.verbose, log_format=log_format)
         from xabridge.console.server import Server  # noqa: PLC0415 — of the extra
 
         server = Server(settings, configuration)
@@ -63,13 +65,9 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def set_up_logging(*, verbose: bool) -> None:
+def set_up_logging(*, verbose: bool, log_format: str = TEXT) -> None:
     """Audit lines always, on stderr; others as much as is wanted."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    write_lines(log_format, logging.INFO if verbose else logging.WARNING, named=True)
     logging.getLogger("xabridge.console.audit").setLevel(logging.INFO)
 
 

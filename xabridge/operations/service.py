@@ -164,7 +164,7 @@ class OperatorService:
             try:
                 return work()
             except LogLocked as error:
-                raise ActionRefused(f"nothing was done: {error}. {HELD}") from None
+                raise ActionRefused(f"nothing was done: {error.held}. {HELD}") from None
             except (DecisionChanged, NotFound, ConfigurationError) as error:
                 raise ActionRefused(f"nothing was done: {error}") from None
             except LogError as error:

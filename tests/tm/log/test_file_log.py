@@ -64,7 +64,10 @@ def test_a_second_one_is_told_who_holds_the_log(directory: Path) -> None:
     log = open_log(directory)
     with pytest.raises(LogLocked, match=rf"in use by process {os.getpid()} on {os.uname().nodename}") as refused:
         open_log(directory)
-    assert "or give this one a log (and a node id) of its own" in str(refused.value)
+    assert str(refused.value) == refused.value.held + (
+        ". Stop that one, or give this one a node and a log of its own, or let a database decide "
+        '(mode = "decider"), which any number of processes may share'
+    )
     log.close()
     open_log(directory).close()
 

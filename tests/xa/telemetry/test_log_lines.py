@@ -54,6 +54,13 @@ def test_text_shows_the_fields_that_the_words_do_not_have() -> None:
     assert lines("text", named=True).format(record("gone")).endswith(" WARNING xabridge.test gone")
 
 
+def test_one_of_several_processes_says_its_number() -> None:
+    told = lines("text", named=True, process=2).format(record("gone"))
+    assert told.endswith(" WARNING process 2 xabridge.test gone")
+    assert json.loads(lines("json", process=2).format(record("gone")))["process"] == 2
+    assert "process" not in json.loads(lines("json").format(record("gone")))
+
+
 @pytest.mark.parametrize("log_format", FORMATS)
 def test_a_line_has_an_end(log_format: str) -> None:
     assert len(lines(log_format).format(record("%s", "x" * 10 * LONGEST, queue="y" * 10 * LONGEST))) < 2 * LONGEST + 500

@@ -4,6 +4,7 @@ supervisor.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ import pytest
 from rm_amqp import Message
 from tests.waiting import until
 from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager
+from tm.log import FileLog
 from xabridge.app.supervisor import configuration_of, configuration_to_recover, left_behind
 from xabridge.cli.run import advice_for
 from xabridge.testing import TestBroker
@@ -58,10 +60,10 @@ class Shop:
         self.log = folder / "run.log"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def write(self, program: str, settings: str = "") -> None:
+    def write(self, program: str, settings: str = "", node: str = "run") -> None:
         (self.folder / "a_shop.py").write_text(program)
         (self.folder / "xabridge.toml").write_text(
-            f'{settings}node = "run"\nlog = "file://{self.folder}/log"\nrecovery_interval_s = 0.5\n'
+            f'{settings}node = "{node}"\nlog = "file://{self.folder}/log"\nrecovery_interval_s = 0.5\n'
             f'[resources]\nbroker = "{self.broker.url}"\nother = "{self.other.url}"\n'
         )
 
@@ -211,6 +213,54 @@ def test_an_application_that_can_not_run(shop: Shop) -> None:
         shop.run(*flags)
         assert shop.process.wait(PATIENCE_S) == 2
         assert told in shop.log.read_text()
+
+
+def test_a_log_that_can_not_be_used_ends_all_of_it_with_one_line(shop: Shop) -> None:
+    """Nothing is restarted, and no process says that it works."""
+    for made, node, settings, says in (
+        ("", "run", "", "mkdir -p "),
+        ("held", "run", "", rf"in use by process {os.getpid()} on .* or let a database decide"),
+        ("closed", "renamed", 'log_format = "json"\n', "is the decision log of node 'run', not of 'renamed'"),
+    ):
+        folder = shop.folder / "not" / "there" if not made else shop.folder
+        held = FileLog(folder / "log", "run") if made else None
+        if held is not None and made == "closed":
+            held.close()
+        shop.write(SHOP, settings, node)
+        text = (shop.folder / "xabridge.toml").read_text()
+        (shop.folder / "xabridge.toml").write_text(text.replace(f"file://{shop.folder}/", f"file://{folder}/"))
+        shop.log.unlink(missing_ok=True)
+
+        shop.run("--workers", "2" if settings else "1")
+        assert shop.process.wait(PATIENCE_S) == 2
+        logged = shop.log.read_text()
+        assert re.search(says, logged), logged
+        assert f"works as node {node}," not in logged
+        assert "Traceback" not in logged
+        assert "started again" not in logged
+        if settings:
+            lines = [json.loads(one) for one in logged.splitlines()]
+            assert [one["process"] for one in lines if "not of 'renamed'" in one["msg"]] == [1]
+        if held is not None:
+            held.close()
+
+
+def test_what_a_message_has_forges_no_line_of_the_log(shop: Shop) -> None:
+    forged = "2026-01-01 00:00:00,000 INFO xabridge.run: all is well"
+    program = SHOP.replace("number: int, tx", "number: str, tx").replace('"number": number', '"number": int(number)')
+    for log_format in ("text", "json"):
+        shop.log.unlink(missing_ok=True)
+        shop.write(program, f'log_format = "{log_format}"\n')
+        shop.run()
+        with shop.elsewhere() as tm, tm.begin() as tx:
+            tx["broker"].send("orders", Message(f"\n{forged}"))
+        shop.wait_for(lambda: "invalid literal for int" in shop.log.read_text())
+        assert shop.stop() == 0
+        logged = shop.log.read_text().splitlines()
+        assert not [one for one in logged if one.startswith(forged)]
+        if log_format == "json":
+            assert [one for one in map(json.loads, logged) if forged in one.get("error", "")]
+            assert "works as node run, for orders" in "".join(logged)
 
 
 def children_of(pid: int) -> list[int]:

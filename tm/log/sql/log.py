@@ -495,4 +495,5 @@ def _unusable(database: Database, what: str, error: SQLAlchemyError) -> LogError
     if kind_of(error) is ErrorKind.DAMAGED:
         said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
         return LogDamaged(f"{database}: the decision log is damaged: {said}. Restore the log from a copy")
-    return LogError(f"{database}: the decision log can't be {what}: {explained(error)}")
+    kind = LogStopped if retry.reaction_to(error) in retry.PASSING else LogError
+    return kind(f"{database}: the decision log can't be {what}: {explained(error)}")

@@ -140,12 +140,12 @@ def _take(database: Database, node: str, lease_s: float, *, take_over: bool) -> 
 
 def _locked(database: Database, node: str, row: NodeRow | None) -> LogLocked:
     if row is None:
-        return LogLocked(f"{database}: node {node!r} was removed from the decision log")
+        return LogLocked(f"{database}: node {node!r} was removed from the decision log", "")
     try:
         until = datetime.fromtimestamp(row.lease_until, UTC).isoformat(sep=" ", timespec="seconds")
     except (TypeError, ValueError, OverflowError, OSError):
         until = printable(str(row.lease_until), 40)
     return LogLocked(
-        f"{database}: node {node!r} is held by {row.holder} (incarnation {row.epoch}, lease until {until}): "
-        f"stop that one first, or give this one a node id of its own"
+        f"{database}: node {node!r} is held by {printable(str(row.holder))} "
+        f"(incarnation {row.epoch}, lease until {until})"
     )

@@ -50,6 +50,10 @@ REACTIONS: Final[dict[ErrorKind, ErrorReaction]] = {
 }
 
 
+PASSING: Final = frozenset({ErrorReaction.RETRY_IN_DOUBT, ErrorReaction.RETRY})
+"""To what passes by itself."""
+
+
 def reaction_to(error: SQLAlchemyError) -> ErrorReaction:
     """What follows from `error`. One that did not come from the driver came before a statement was sent: there was no
     connection to be had."""

@@ -80,7 +80,10 @@ class LedgerOpener:
             try:
                 log = SqlLog(database, self._pipeline, epoch=row.incarnation, sleep=self._sleep)
             except LogLocked as error:
-                raise PipelineTaken(f"another driver is just taking pipeline {self._pipeline!r}: {error}") from error
+                raise PipelineTaken(
+                    f"another driver is just taking pipeline {self._pipeline!r}: {error.held}"
+                ) from error
+
             return SqlLedger(database, log, self._sleep)
 
         return self._open(enter, joins=True)
