@@ -55,8 +55,8 @@ def test_text_shows_the_fields_that_the_words_do_not_have() -> None:
 
 
 def test_one_of_several_processes_says_its_number() -> None:
-    told = lines("text", named=True, process=2).format(record("gone"))
-    assert told.endswith(" WARNING process 2 xabridge.test gone")
+    written = lines("text", named=True, process=2).format(record("gone"))
+    assert written.endswith(" WARNING process 2 xabridge.test gone")
     assert json.loads(lines("json", process=2).format(record("gone")))["process"] == 2
     assert "process" not in json.loads(lines("json").format(record("gone")))
 
