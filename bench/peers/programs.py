@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from xabridge.testing.broker import cpu_s
+from xabridge.testing.process_lifetime import marked_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ class Program:
                 stdout=subprocess.PIPE,
                 stderr=stream,
                 text=True,
-                env={**os.environ, **(environment or {})},
+                env={**marked_environment(), **(environment or {})},
                 process_group=0,  # Ctrl+C is for us: we stop it
             )
 

@@ -73,7 +73,7 @@ def test_a_message_that_is_put_off_keeps_its_count_and_its_reason() -> None:
         began = time.time() * 1000
         for count, reason in enumerate(("first", "second"), start=1):
             with pytest.raises(LookupError, match=reason):
-                test.deliver("orders", *([7] if count == 1 else []), **({"id": "o-7"} if count == 1 else {}))
+                test.deliver("orders", *([7] if count == 1 else []), id="o-7" if count == 1 else None)
             test.restart()  # another process has the message next
             drive(test._pass("orders"))  # one pass, which puts it off
             told = told_with(test)
@@ -345,8 +345,8 @@ async def awaits_in_its_own_ways(number: int, tx: Tx) -> None:
 TASKS: list[asyncio.Task[None]] = []
 
 
-@pytest.mark.parametrize(("properties", "tries"), [({"id": "7"}, 2), ({}, 10)])
-def test_a_send_that_nobody_awaits_is_a_failure(properties: dict[str, str], tries: int) -> None:
+@pytest.mark.parametrize(("identifier", "tries"), [("7", 2), (None, 10)])
+def test_a_send_that_nobody_awaits_is_a_failure(identifier: str | None, tries: int) -> None:
     """Without an id the refused commit may have been that of another message with the same content: it has nine more
     tries after the first, which does not count."""
     app = App(NOWHERE)
@@ -354,7 +354,7 @@ def test_a_send_that_nobody_awaits_is_a_failure(properties: dict[str, str], trie
     with TestApp(app) as test:
         for _ in range(tries):
             with pytest.raises(RolledBack, match=r"asend to 'also done' was not awaited: write `await tx.asend"):
-                test.deliver("orders", *([] if test.waiting("orders") else [7]), **properties)
+                test.deliver("orders", *([] if test.waiting("orders") else [7]), id=identifier)
             assert (test.waiting("orders"), test.sent("done"), test.sent("also done")) == (1, [], [])
         test.deliver("orders")
         assert "ProtocolMisuse: asend to" in test.dead("orders")[0]
