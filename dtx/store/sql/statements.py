@@ -43,6 +43,16 @@ class MultiRowStatement:
         return text
 
 
+_OF_DIALECTS: Final[dict[str, Statements]] = {}
+
+
+def statements_for(dialect: Dialect) -> Statements:
+    """The store's statements, which are made once for each kind of database."""
+    if dialect.name not in _OF_DIALECTS:
+        _OF_DIALECTS[dialect.name] = Statements(dialect)
+    return _OF_DIALECTS[dialect.name]
+
+
 class Statements:
     """The store's SQL statements, for one dialect with positional parameters."""
 

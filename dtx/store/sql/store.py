@@ -26,7 +26,7 @@ from dtx.store.sql.postgres import PostgresDatabase
 from dtx.store.sql.reader import PayloadCache, Reader
 from dtx.store.sql.restoration import RestoredFromSql
 from dtx.store.sql.sqlite import SqliteDatabase
-from dtx.store.sql.statements import Statements
+from dtx.store.sql.statements import statements_for
 from dtx.store.sql.tables import CHUNKS, MESSAGE, META, METADATA, VERSION, check_tables, count_of_openings
 from dtx.store.sql.writer import Writer
 from xa.sql.errors import explained, is_of_one_place
@@ -108,7 +108,7 @@ class SqlStore:
             lease = database.hold(epoch, self._has_lost)
             self.first_number = epoch * NUMBERS_PER_OPENING
             restored = RestoredFromSql(database.reader(), self.first_number, opening_error)
-            statements = Statements(connection.dialect)
+            statements = statements_for(connection.dialect)
             reader = Reader(database.reader(), statements, self._deliver)
             writer = Writer(
                 *database.transactions(connection, epoch), statements, self._hook, self._written, self.forced
@@ -263,7 +263,7 @@ def _prepare_tables(connection: Connection, database: Database) -> int:
         check_tables(connection)
         database.take(connection)
         if not check_tables(connection):  # somebody may have made it before we took it
-            METADATA.create_all(connection)
+            METADATA.create_all(connection, checkfirst=False)
             connection.execute(insert(META), [{"name": "version", "value": VERSION}, {"name": "openings", "value": 0}])
         openings = count_of_openings(connection) + 1
         connection.execute(update(META).where(META.c.name == "openings").values(value=openings))

@@ -143,16 +143,16 @@ LEASE: Final = Table(
 def check_tables(connection: Connection) -> bool:
     """Whether there is a store. StoreError: another version's; StoreDamaged: it lacks its version, or a part of its
     tables."""
-    seen = inspect(connection)
-    if not seen.has_table(META.name):
-        if any(seen.has_table(name) for name in METADATA.tables):
+    present = set(inspect(connection).get_table_names())
+    if META.name not in present:
+        if not present.isdisjoint(METADATA.tables):
             raise StoreDamaged(f"the store lacks the table {META.name}, which has its version: {RESTORE}")
         return False
     _check_columns(connection, META)
     refuse_other_version(connection.execute(select(META.c.value).where(META.c.name == "version")).scalar())
 
     for table in METADATA.sorted_tables:
-        if not seen.has_table(table.name):
+        if table.name not in present:
             raise StoreDamaged(f"the store lacks the table {table.name}: {RESTORE}")
         _check_columns(connection, table)
     return True

@@ -68,6 +68,7 @@ def run(
     return errors
 
 
+@pytest.mark.long
 def test_state_is_right_although_the_driver_is_killed(env: SparkEnvironment, spark: Driver) -> None:
     """The query reads two brokers, which share each decision; more messages than a batch reads wait in both. The driver
     dies behind its decision."""
@@ -141,6 +142,7 @@ SOME_OF_EACH: Final = (
     "points",
     [
         pytest.param(SOME_OF_EACH, id="some of each"),
+        pytest.param((("decided", "kill driver"),), id="the driver dies behind its decision"),
         *(
             pytest.param(points, id=f"{what}: {points[0][0]}: {points[0][1]}", marks=APART)
             for what, chains in COPIED.items()
@@ -155,8 +157,8 @@ def test_each_message_is_written_once_whatever_fails(
         request.getfixturevalue("surviving")
     env.send(range(N))
     env.serve_faults()
-    batches = {"maxRowsPerBatch": str(N // 6)}  # more than the faults need, of which one may come a batch later
-    errors = run(env, spark, points, "copied", BOTH, source=batches)
+    most = N // (6 if len(points) > 1 else 2)  # more batches than the faults need, of which one may come a batch later
+    errors = run(env, spark, points, "copied", BOTH, source={"maxRowsPerBatch": str(most)})
     env.check_copies(Counter(range(N)))
     told = [int(number) for error in errors for number in re.findall(r"Injected: fault (\d)", error)[:1]]
     wanted = [number for number, (at, does) in enumerate(points) if does == "raise" and at not in ABSORBED]
@@ -197,6 +199,7 @@ def test_queues_of_two_brokers_keep_their_order_on_a_cluster(env: SparkEnvironme
     assert out == [[f"{number}" for number in numbers] for numbers in shards]
 
 
+@pytest.mark.long
 def test_a_driver_whose_pipeline_was_taken_decides_nothing_any_more(env: SparkEnvironment, spark: Driver) -> None:
     """It hears of it, and says so. What the query does then is what it would have done anywhere else."""
     half = range(N // 2)

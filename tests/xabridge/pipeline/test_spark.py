@@ -35,35 +35,43 @@ COMPLETE = [(BEGAN_S + start, 10) for start in range(0, 80, 10)]
 
 def test_a_second_run_goes_on_where_the_first_one_ended(spark: Driver, env: SparkEnvironment) -> None:
     """Each message of two queues is a row and a message. In the second run limits in octets make more batches, and a
-    minimum holds up no query that ends. After it the checkpoint of the first one is refused, and a new one unless it
-    adopts the pipeline."""
+    minimum holds up no query that ends."""
+    env.reads = (Source((Shard("broker", ("in", "second")),)),)
     env.send(range(100))
     env.send(range(100, N), "second")
     queues = {"queue": "in, second", "partitions": "3"}
     assert spark.call("stream", **env.asked("copied", BOTH, queues)) == {"errors": [], "batches": 1}, "100 rows in each"
     assert env.rows("SELECT text FROM rows WHERE id = 7") == [("v7",)]
-    old = Path(f"{env.checkpoint}-old")
-    shutil.copytree(env.checkpoint, old)
 
     env.send(range(N, 2 * N))
     limits = {**queues, "max_octets": "4000", "min_messages": "90", "max_delay": "3600"}
     ran = spark.call("stream", **env.asked("copied", BOTH, limits))
     assert ran["errors"] == []
     assert ran["batches"] > 3, "as many as by maxRowsPerBatch alone"
-    env.reads = (Source((Shard("broker", ("in", "second")),)),)
-    env.settle()
+    env.check_copies(Counter(range(2 * N)))
+
+
+@long
+def test_a_checkpoint_that_is_lost(spark: Driver, env: SparkEnvironment) -> None:
+    """An older copy of it is refused, and a new one unless it adopts the pipeline."""
+    env.send(range(20))
+    env.stream(spark, "copied", BOTH)
+    old = Path(f"{env.checkpoint}-old")
+    shutil.copytree(env.checkpoint, old)
+    env.send(range(20, 40))
+    env.stream(spark, "copied", BOTH)
     first = env.query()
     shutil.rmtree(env.checkpoint)
 
-    env.send(range(2 * N, 2 * N + 20))
+    env.send(range(40, 60))
     with pytest.raises(DriverFailed, match="older than what was decided"):
-        env.stream(spark, "copied", BOTH, source=queues, checkpoint=str(old))
+        env.stream(spark, "copied", BOTH, checkpoint=str(old))
     with pytest.raises(DriverFailed, match=f"adopt.*{first}"):
-        env.stream(spark, "copied", BOTH, source=queues)
-    assert env.rows("SELECT count(*) FROM rows") == [(2 * N,)]
+        env.stream(spark, "copied", BOTH)
+    assert env.rows("SELECT count(*) FROM rows") == [(40,)]
     shutil.rmtree(env.checkpoint)
-    env.stream(spark, "copied", BOTH, source={**queues, "adopt": first})
-    env.check_copies(Counter(range(2 * N + 20)))
+    env.stream(spark, "copied", BOTH, source={"adopt": first})
+    env.check_copies(Counter(range(60)))
 
 
 def test_windows_are_written_when_they_are_complete(spark: Driver, env: SparkEnvironment) -> None:
@@ -160,7 +168,8 @@ def test_what_a_query_must_not_do(spark: Driver, env: SparkEnvironment) -> None:
         assert env.rows("SELECT count(*) FROM rows") == [(written,)], how
 
 
-@pytest.mark.parametrize("ours", [True, pytest.param(False, marks=long)])
+@long
+@pytest.mark.parametrize("ours", [True, False])
 def test_a_query_that_reads_files_too_gives_the_pipeline_up(
     spark: Driver, env: SparkEnvironment, *, ours: bool
 ) -> None:

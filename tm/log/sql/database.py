@@ -113,7 +113,7 @@ class Database:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
             is_new = not self._is_there(connection)
             if is_new:
-                METADATA.create_all(connection)
+                METADATA.create_all(connection, checkfirst=False)
                 connection.execute(SCHEMA.insert().values(version=VERSION))
             else:
                 self._check_version(connection)
@@ -191,10 +191,10 @@ class Database:
 
     def _is_there(self, connection: Connection) -> bool:
         """Whether there is a decision log. LogDamaged: the table with its version is missing."""
-        seen = inspect(connection)
-        if seen.has_table(SCHEMA.name):
+        present = set(inspect(connection).get_table_names())
+        if SCHEMA.name in present:
             return True
-        if any(seen.has_table(name) for name in METADATA.tables):
+        if not present.isdisjoint(METADATA.tables):
             raise LogDamaged(
                 f"{self}: the decision log lacks the table {SCHEMA.name}, which has its version. Restore it from a copy"
             )
@@ -212,9 +212,9 @@ class Database:
             raise LogOfOtherVersion(refusal)
 
     def _check_tables(self, connection: Connection) -> None:
-        seen = inspect(connection)
+        present = set(inspect(connection).get_table_names())
         for table in METADATA.tables.values():
-            if not seen.has_table(table.name):
+            if table.name not in present:
                 raise LogDamaged(f"{self}: the decision log lacks the table {table.name}. Restore it from a copy")
             missing = missing_columns(connection, table)
             if missing:
