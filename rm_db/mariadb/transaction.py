@@ -128,10 +128,10 @@ class MariaTransaction(ServerTransaction[MariaConnection]):
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def _fault(self, connection: MariaConnection) -> XaError | None:
+    def _fault(self, connection: MariaConnection, *, looks: bool) -> XaError | None:
         connection.drain()
         unfinished = connection.unfinished
-        gone = not unfinished and connection.went_away()
+        gone = looks and not unfinished and connection.went_away()
 
         if self.failure is not None:
             return self._rolled_back(self.failure)

@@ -85,11 +85,11 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def _fault(self, connection: LibpqConnection) -> XaError | None:
+    def _fault(self, connection: LibpqConnection, *, looks: bool) -> XaError | None:
         if connection.owed:
             self.refused = self._outstanding.run(connection.collect()).failure
         status, pipelined = connection.status, connection.pipelined
-        gone = status != ACTIVE and not pipelined and connection.went_away()
+        gone = looks and status != ACTIVE and not pipelined and connection.went_away()
 
         if gone or not connection.alive:
             why = self.failure or "its other side has closed it"

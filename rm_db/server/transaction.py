@@ -78,7 +78,7 @@ class ServerTransaction(SessionUnitOfWork, Generic[C]):
         """Begins the transaction."""
 
     @abstractmethod
-    def _fault(self, connection: C) -> XaError | None:
+    def _fault(self, connection: C, *, looks: bool) -> XaError | None:
         """What `_check` finds on the connection, which is not used otherwise meanwhile. ConnectionLost: it is lost."""
 
     @abstractmethod
@@ -150,12 +150,12 @@ class ServerTransaction(SessionUnitOfWork, Generic[C]):
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def _check(self) -> XaError | None:
+    def _check(self, *, looks: bool = True) -> XaError | None:
         connection = self._connected()
         if not connection.lock.acquire(blocking=False):
             return xa_error(Code.XA_RBPROTO, "another thread is still in a statement of this branch", self.xid)
         try:
-            return self._fault(connection)
+            return self._fault(connection, looks=looks)
         except ConnectionLost as lost:
             return xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", self.xid)
         finally:

@@ -39,12 +39,15 @@ class SessionUnitOfWork(UnitOfWork):
     _session: Session | None = None
 
     @abstractmethod
-    def _check(self) -> XaError | None:
-        """The XA_RB* that makes the branch rollback-only, or XAER_RMFAIL, or None."""
+    def _check(self, *, looks: bool = True) -> XaError | None:
+        """The XA_RB* that makes the branch rollback-only, or XAER_RMFAIL, or None. It `looks` whether the server has
+        closed the connection since its last answer, or goes by that."""
 
     def check(self) -> None:
-        """Raises what keeps the branch from being committed, as far as it is known."""
-        fault = self._check()
+        """Raises what keeps the branch from being committed, as far as it is known. It is called between two messages,
+        just after a statement: a look at the connection would be a system call for each message, in which another
+        thread takes the interpreter, and the next statement, or the end of the association, finds the same."""
+        fault = self._check(looks=False)
         if fault is not None:
             raise fault
 

@@ -544,3 +544,30 @@ def test_an_error_that_is_hidden_is_the_failure_of_the_handler_that_has_hidden_i
     assert shares[3:6] == [[7, 8, 9], [7], [8]]
     assert rows == [number for number in range(20) if number != 9]
     assert list(reasons) == [9]
+
+
+def test_a_lost_connection_that_is_hidden_ends_the_share(
+    broker: EmbeddedBroker, postgres: Postgres, tmp_path: Path
+) -> None:
+    """It is known from the statement, without a look at the connection between two messages. It counts for none."""
+    database = ResourceConfig(postgres.create_database())
+    engine = create_engine(database.url.replace("postgresql://", "postgresql+psycopg://"))
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    counter = Counter(broker, database, tmp_path)
+    begun: list[tuple[str, Any]] = []
+
+    def handle(message: Message, tx: Transaction) -> None:
+        begun.append((str(tx), message.body))
+        tx["shop"].execute(text("INSERT INTO rows VALUES (:number, 'a')"), {"number": message.body})
+        if message.body == 9 and [body for _, body in begun].count(9) == 1:
+            with suppress(DBAPIError):
+                tx["shop"].execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    with counter.manager:
+        counter.consume(handle, 20)
+        rows, reasons = counter.found()
+    shares = [[body for _, body in share] for _, share in itertools.groupby(begun, lambda one: one[0])]
+    assert shares[3:7] == [[7, 8, 9], [7], [8], [9]]
+    assert rows == list(range(20))
+    assert reasons == {}
