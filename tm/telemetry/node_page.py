@@ -1,7 +1,7 @@
 """The page `/node` of a manager: what is under way, what the last transactions spent their time on, and how its
 consumers do. JSON, for clients with the token; the console shows it.
 
-    {"node", "pid", "time", "trouble", "in_doubt",
+    {"node", "pid", "version", "time", "trouble", "in_doubt",
      "waiting": 3,                                              transactions that wait for a message
      "live": [{"name", "age_s", "timeout_s", "state", "suspended", "resources", "steps"}],
      "last", "slowest": [{"name", "began_at", "took_s", "outcome", "reasons", "phases", "steps", "omitted"}],
@@ -17,6 +17,7 @@ import json
 import os
 import time
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.outcome import named
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from tm.telemetry.timelines import Step, Timeline, Timelines
     from xa.telemetry.endpoint import Page
 
+VERSION: Final = version("xabridge")
+"""Of this process, whatever is installed meanwhile."""
 LIVE: Final = 500
 """The most live transactions that are shown, the oldest first."""
 PHASES: Final = {
@@ -73,6 +76,7 @@ def _content(observed: ObservedManager, timelines: Timelines, now: float) -> dic
     return {
         "node": manager.node,
         "pid": os.getpid(),
+        "version": VERSION,
         "time": time.time(),
         "trouble": list(manager.trouble),
         "in_doubt": 0 if report is None else len(report.undone),

@@ -321,6 +321,20 @@ PIPELINE_BEHIND: Final = Condition(
         "the oldest message of {{ $labels.xabridge_pipeline_name }} is {{ $value | humanizeDuration }} old",
     ),
 )
+PIPELINE_FAILING: Final = Condition(
+    "pipeline-failing",
+    Level.TICKET,
+    Question.FAILING,
+    "batches of a pipeline fail, or attempts have left branches behind",
+    "xabridge pipeline status",
+    "the log of its driver has the error; the next batch that is committed rolls back what attempts have left",
+    "the pipeline's driver: a query ended with an error within the last hour; the console: batches that fail, orphans",
+    AlertRule(
+        _since_first("xabridge_pipeline_failures_total"),
+        "0m",
+        "queries of {{ $labels.xabridge_pipeline_name }} ended with an error",
+    ),
+)
 CLOCK_OFF: Final = Condition(
     "clock-off",
     Level.TICKET,
@@ -411,6 +425,7 @@ CONDITIONS: Final = (
     OUTBOX_BEHIND,
     OUTBOX_SET_ASIDE,
     PIPELINE_BEHIND,
+    PIPELINE_FAILING,
     CLOCK_OFF,
     CERTIFICATE_ENDS,
     MIXED_VERSIONS,

@@ -49,6 +49,10 @@ class BrokerUnreachable(BrokerProblem):
     """The broker can't be reached now."""
 
 
+class NotAnsweredYet(BrokerUnreachable):
+    """It was asked, and may still answer: whether it can be reached is not known yet."""
+
+
 class RequestRefused(BrokerProblem):
     """The broker refused; nothing was done. `right`: because this user may not."""
 
@@ -175,12 +179,12 @@ class BrokerLink:
             self._try_again()
             raise self._failed[1]
         if self._late and self._lock.locked():
-            raise BrokerUnreachable(LATE)
+            raise NotAnsweredYet(LATE)
         task = self._begin(self._in_turn(lambda: self._answer(question)))
         done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
         if not done:
             self._late = True
-            raise BrokerUnreachable(LATE)
+            raise NotAnsweredYet(LATE)
         return task.result()
 
     async def _lasting(self, work: Coroutine[Any, Any, Any]) -> Any:

@@ -25,7 +25,7 @@ from xabridge.console.site_watch import SiteWatch
 from xabridge.console.view import templates
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -43,6 +43,8 @@ SIGNING_IN: Final = 4
 WAITING: Final = 5
 """Sign-ins of one address that wait for their turn."""
 CLOSE_S: Final = 3.0
+FORGOTTEN_S: Final = 60.0
+"""A transaction that was in doubt, and was not seen for so long, is another time in doubt when it is seen again."""
 
 
 class Console:
@@ -67,6 +69,8 @@ class Console:
         """Sign-ins that wait, by the address that they come from."""
         self.jobs: set[asyncio.Task[None]] = set()
         self._silent: dict[str, str] = {}
+        self._in_doubt: dict[str, tuple[float, float]] = {}
+        """When each transaction in doubt was seen first, and last."""
         self.clock = clock
         self._secret = secrets.token_bytes(32)
         self._watchers = {
@@ -87,6 +91,14 @@ class Console:
     def key_of(self, request: Request) -> str | None:
         """The key in the request's cookie."""
         return request.cookies.get(self.cookie)
+
+    def in_doubt_for(self, keys: Sequence[str]) -> dict[str, float]:
+        """For how long this console has seen each of these in doubt, because some resources don't tell. What it has
+        not seen for a while is forgotten."""
+        now = self.clock()
+        recent = {key: seen for key, seen in self._in_doubt.items() if now - seen[1] < FORGOTTEN_S}
+        self._in_doubt = recent | {key: (recent.get(key, (now, now))[0], now) for key in keys}
+        return {key: now - self._in_doubt[key][0] for key in keys}
 
     def audit(self, session: Session, what: str, /, **about: Any) -> None:
         """A line about something that was done."""

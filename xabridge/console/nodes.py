@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from anyio.to_thread import run_sync
 
-from xabridge.console.brokers import BrokerProblem, BrokerUnreachable, RequestRefused, ResultUnknown
+from xabridge.console.brokers import BrokerProblem, BrokerUnreachable, NotAnsweredYet, RequestRefused, ResultUnknown
 from xabridge.http_deadline import within
 from xabridge.operations import survey_json
 from xabridge.operations.service import ProposedAction, said_of
@@ -105,6 +105,8 @@ class Node:
 
     node: str
     pid: int
+    version: str
+    """That of xabridge; "" of one that does not say it."""
     trouble: tuple[str, ...]
     waiting: int
     live: tuple[LiveTransactionView, ...]
@@ -143,7 +145,7 @@ class _Page(Generic[T]):
                 await asyncio.wait({self.asking}, timeout=PATIENCE_S)
         latest = self._latest
         if latest is None:
-            raise BrokerUnreachable(f"{self._name} has not answered yet")
+            raise NotAnsweredYet(f"{self._name} has not answered yet")
         if isinstance(latest[1], BrokerUnreachable):
             raise latest[1]
         if self._clock() - latest[0] >= KEPT_S + PATIENCE_S + ANSWER_S:
@@ -374,6 +376,7 @@ def node_of(reply: Mapping[str, Any]) -> Node:
     return Node(
         str(reply["node"]),
         int(reply["pid"]),
+        str(reply.get("version", "")),
         _texts(reply["trouble"]),
         int(reply["waiting"]),
         tuple(

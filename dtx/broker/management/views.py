@@ -7,6 +7,7 @@ at more messages than the first one of a queue, or reads a payload.
 from __future__ import annotations
 
 from heapq import merge, nsmallest
+from importlib.metadata import version
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.branches import Branch
 
+VERSION: Final = version("xabridge")
+"""Of this process, whatever is installed meanwhile."""
 MAX_LOCKS: Final = 100
 """Branches that are named as holding messages of one queue."""
 
@@ -35,6 +38,7 @@ def status(request: ManagementRequest) -> Map:
     resource = container.resource
     return {
         "container": container.settings.container,
+        "version": VERSION,
         "now": Timestamp(resource.clock.wall_ms()),
         "since": Timestamp(container.since_ms),
         "queues": Ulong(len(resource.queues)),

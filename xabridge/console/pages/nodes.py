@@ -31,6 +31,8 @@ class NodeLine:
     name: str
     node: Node | None
     trouble: str
+    away: bool = False
+    """Whether it is known that it can't be reached."""
 
     @property
     def handled(self) -> float:
@@ -78,7 +80,7 @@ async def nodes(console: Console, request: Request, session: Session) -> PageVie
 
 async def node_lines(console: Console, session: Session) -> list[NodeLine]:
     """Each node in a line, for who may see them. Refused: this user may not."""
-    return [NodeLine(one.broker, one.value, one.trouble) for one in await _answers(console, session)]
+    return [NodeLine(one.broker, one.value, one.trouble, one.away) for one in await _answers(console, session)]
 
 
 async def _answers(console: Console, session: Session) -> list[BrokerReply[Node]]:
@@ -91,4 +93,4 @@ async def _answer(link: NodeLink) -> BrokerReply[Node]:
     try:
         return BrokerReply(link.name, await link.look())
     except BrokerProblem as trouble:
-        return BrokerReply(link.name, None, str(trouble))
+        return BrokerReply.failed(link.name, trouble)

@@ -1,20 +1,24 @@
-"""The first page: does work flow, is anything stuck, is anything failing."""
+"""The first page: does work flow, is anything stuck, is anything failing; and what to do about what is wrong."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+import time
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from xabridge.console.brokers import BrokerProblem
+from xa.telemetry.conditions import Question
+from xabridge.console.brokers import BrokerProblem, RequestRefused
 from xabridge.console.pages.dead_letters import groups_of
 from xabridge.console.pages.nodes import node_lines
 from xabridge.console.pages.pipelines import batches_under_way, seen_by, views_of
 from xabridge.console.pages.requests import of_each
 from xabridge.console.pages.transactions import survey_for
+from xabridge.console.problems import ProblemList
+from xabridge.console.site_watch import key_of
 from xabridge.console.view import PageView
-from xabridge.operations.survey import DecisionKnowledge
+from xabridge.operations.diagnosis import OLD_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -23,17 +27,22 @@ if TYPE_CHECKING:
 
     from xabridge.console.brokers import BrokerLink
     from xabridge.console.console import Console
+    from xabridge.console.pages.dead_letters import Groups
+    from xabridge.console.pages.nodes import NodeLine
     from xabridge.console.pages.pipelines import PipelineView
+    from xabridge.console.pages.requests import BrokerReply
+    from xabridge.console.problems import Problems
     from xabridge.console.sessions import Session
     from xabridge.operations.survey import Survey, TransactionView
 
 T = TypeVar("T")
-QUEUES: Final = 12
+QUEUES: Final = 6
 DOUBTS: Final = 3
 GROUPS: Final = 8
 PIPELINES: Final = 12
-UNDER_WAY_S: Final = 10.0
-"""What is in doubt for less is most likely a transaction that is under way."""
+PROBLEMS: Final = 20
+VERSION: Final = version("xabridge")
+"""Of the console."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +55,24 @@ class Flow:
     depth: int
     rate_in: float
     rate_out: float
+    conditions: dict[str, Any] | None
+    """What it has found of its conditions; None: its version does not look for any."""
+    ahead_s: float
+    """By how much its clock is ahead of this machine's, give or take `uncertain_s`."""
+    uncertain_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class InDoubtFigure:
-    """What is in doubt. `batches`: so many transactions are batches of pipelines that are under way, and left out."""
+    """What is in doubt for longer than recovery takes, with how long each is, the longest first, as far as that is
+    known. `young` are so many transactions that are most likely under way, and `batches` those of pipelines."""
 
     found: Survey | None
-    transactions: tuple[TransactionView, ...] = ()
+    stuck: tuple[TransactionView, ...] = ()
+    ages_s: tuple[float | None, ...] = ()
+    young: int = 0
     batches: int = 0
     why: str = ""
-
-    @property
-    def waits(self) -> int:
-        """Those whose decision is not known here."""
-        return sum(view.decision in (DecisionKnowledge.UNKNOWN, DecisionKnowledge.ENDED) for view in self.transactions)
-
-    @property
-    def stuck(self) -> int:
-        """Those that are most likely not just under way."""
-        return sum(_oldest_s(view) >= UNDER_WAY_S for view in self.transactions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +95,75 @@ async def overview(console: Console, _request: Request, session: Session) -> Pag
     )
     letters = [(answer.broker, group) for answer in dead for group in (answer.value.groups if answer.value else ())]
     letters.sort(key=lambda one: -one[1].count)
+    doubt = _doubt(console, survey, pipelines.found)
+    problems = _problems(flows, dead, doubt, nodes, pipelines)
 
     context = {
         "title": "Overview",
+        "problems": problems,
+        "most_problems": PROBLEMS,
+        "questions": list(Question),
         "flows": flows,
         "histories": console.histories,
         "nodes": nodes,
         "has_nodes": bool(console.nodes),
         "pipelines": pipelines,
         "has_pipelines": console.pipelines.configured,
-        "doubt": _doubt(survey, pipelines.found),
+        "doubt": doubt,
         "most_doubts": DOUBTS,
         "letters": letters[:GROUPS],
         "more_letters": max(len(letters) - GROUPS, 0),
         "dead": sum(answer.value.total for answer in dead if answer.value),
-        "silent": [answer.broker for answer in dead if answer.value is None],
         "live": True,
     }
     return PageView("overview.html", context)
+
+
+def _problems(
+    flows: list[BrokerReply[Flow]],
+    dead: list[BrokerReply[Groups]],
+    doubt: InDoubtFigure,
+    nodes: Listing[NodeLine],
+    pipelines: Listing[PipelineView],
+) -> Problems:
+    found = ProblemList()
+    for one in flows:
+        if one.value is not None:
+            found.add_broker(one.broker, one.value.conditions, with_branches=doubt.found is None)
+            found.add_clock(one.broker, one.value.ahead_s, one.value.uncertain_s)
+        else:
+            found.add_silent("broker", one.broker, one.trouble, "#flow", away=one.away)
+    for letters in dead:
+        if letters.value is None and not letters.away:
+            found.unknown(f"broker {letters.broker}", letters.trouble, Question.FAILING)
+    for node in nodes.found:
+        if node.node is None:
+            found.add_silent("node", node.name, node.trouble, "/nodes", away=node.away)
+
+    found.add_nodes(nodes.found)
+    found.add_pipelines(pipelines.found)
+    found.add_doubts(doubt.stuck, doubt.ages_s)
+    found.add_versions(_versions(flows, nodes))
+    for what, why in (("the nodes", nodes.why), ("the pipelines", pipelines.why)):
+        if why:
+            found.unknown(what, why)
+    for who, why in _unasked(doubt):
+        found.unknown(who, why, Question.STUCK)
+    return found.put_together
+
+
+def _unasked(doubt: InDoubtFigure) -> list[tuple[str, str]]:
+    """Who has not said what is in doubt there, and why."""
+    if doubt.found is None:
+        return [("what is in doubt", doubt.why)]
+    silent = list(doubt.found.unreachable.items())
+    return silent if doubt.found.log_trouble is None else [*silent, ("the decision log", doubt.found.log_trouble)]
+
+
+def _versions(flows: list[BrokerReply[Flow]], nodes: Listing[NodeLine]) -> dict[str, str]:
+    versions = {f"broker {one.broker}": str(one.value.status.get("version", "")) for one in flows if one.value}
+    versions |= {f"node {one.name}": one.node.version for one in nodes.found if one.node is not None}
+    return {**versions, "this console": VERSION}
 
 
 async def _survey(console: Console, session: Session) -> Survey | BrokerProblem:
@@ -115,12 +173,22 @@ async def _survey(console: Console, session: Session) -> Survey | BrokerProblem:
         return trouble
 
 
-def _doubt(survey: Survey | BrokerProblem, pipelines: list[PipelineView]) -> InDoubtFigure:
+def _doubt(console: Console, survey: Survey | BrokerProblem, pipelines: list[PipelineView]) -> InDoubtFigure:
     if isinstance(survey, BrokerProblem):
         return InDoubtFigure(None, why=str(survey))
     batches = batches_under_way(pipelines)
-    others = tuple(view for view in survey.transactions if view.gtrid not in batches)
-    return InDoubtFigure(survey, others, len(survey.transactions) - len(others))
+    others = [view for view in survey.transactions if view.gtrid not in batches]
+    seen_s = console.in_doubt_for([key_of(view) for view in others])
+    ages_s = [_oldest_s(view) for view in others]
+    stuck = [
+        number
+        for number, (view, known_s) in enumerate(zip(others, ages_s, strict=True))
+        if view.against or (seen_s[key_of(view)] if known_s is None else known_s) >= OLD_S
+    ]
+    return InDoubtFigure(
+        survey, tuple(others[number] for number in stuck), tuple(ages_s[number] for number in stuck),
+        len(others) - len(stuck), len(survey.transactions) - len(others),
+    )  # fmt: skip
 
 
 async def _listed(asked: Awaitable[list[T]]) -> Listing[T]:
@@ -135,17 +203,30 @@ async def _pipelines(console: Console, session: Session) -> list[PipelineView]:
     return await views_of(console, session, found[:PIPELINES])
 
 
-def _oldest_s(view: TransactionView) -> float:
-    """The time for which it has been in doubt; infinite if that is not known."""
-    return max((math.inf if branch.age_s is None else branch.age_s for branch in view.in_doubt), default=0.0)
+def _oldest_s(view: TransactionView) -> float | None:
+    """The time for which it has been in doubt; None if no resource tells it."""
+    return max((branch.age_s for branch in view.in_doubt if branch.age_s is not None), default=None)
 
 
 async def _flow(link: BrokerLink) -> Flow:
+    asked_at = time.time()
     status = await link.ask("status")
+    answered_at = time.time()
     queues = [one for one in await link.queues() if one["lasting"]]
     busy = sorted(queues, key=lambda one: (-(one["rate-in"] + one["rate-out"]), -one["depth"], one["name"]))
     shown = sorted(busy[:QUEUES], key=lambda one: one["name"])
     return Flow(
         status, shown, len(queues), sum(one["depth"] for one in queues), sum(one["rate-in"] for one in queues),
-        sum(one["rate-out"] for one in queues),
+        sum(one["rate-out"] for one in queues), await _conditions(link),
+        status["now"] / 1000 - (asked_at + answered_at) / 2, (answered_at - asked_at) / 2,
     )  # fmt: skip
+
+
+async def _conditions(link: BrokerLink) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = await link.ask("conditions")
+    except RequestRefused as refused:
+        if refused.right:
+            raise
+        return None
+    return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from starlette.exceptions import HTTPException
 
-from xabridge.console.brokers import BrokerProblem, BrokerUnreachable
+from xabridge.console.brokers import BrokerProblem, BrokerUnreachable, NotAnsweredYet
 from xabridge.console.security import form_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,14 @@ class BrokerReply(Generic[T]):
     broker: str
     value: T | None
     trouble: str = ""
+    away: bool = False
+    """Whether it is known that it can't be reached."""
+
+    @classmethod
+    def failed(cls, broker: str, trouble: BrokerProblem) -> BrokerReply[T]:
+        """It has not replied."""
+        away = isinstance(trouble, BrokerUnreachable) and not isinstance(trouble, NotAnsweredYet)
+        return cls(broker, None, str(trouble), away)
 
 
 def link_of(request: Request, session: Session) -> BrokerLink:
@@ -56,7 +64,7 @@ async def of_each(links: list[BrokerLink], question: Callable[[BrokerLink], Awai
         try:
             return BrokerReply(link.name, await question(link))
         except BrokerProblem as trouble:
-            return BrokerReply(link.name, None, str(trouble))
+            return BrokerReply.failed(link.name, trouble)
 
     return list(await asyncio.gather(*map(asked, links)))
 
