@@ -274,6 +274,23 @@ def read_facts(octets: bytes, at: int) -> MessageFacts:
     return MessageFacts(due_ms, delay_ms) if due_ms or delay_ms else NO_FACTS
 
 
+def read_notes(octets: bytes, at: int, names: frozenset[bytes]) -> dict[bytes, Value]:
+    """What the message annotations, or else the application properties, have under these names, behind the header,
+    which ends at `at`. Of a section that can't be read, or is longer than MAX_ANNOTATIONS, there is nothing."""
+    found: dict[bytes, Value] = {}
+    try:
+        while at < len(octets):
+            code, start = read_section(octets, at)
+            if code > APPLICATION_PROPERTIES:
+                break
+            at = skip(octets, start)
+            if code in {MESSAGE_ANNOTATIONS, APPLICATION_PROPERTIES} and at - start <= MAX_ANNOTATIONS:
+                found = find(octets, start, names) | found
+    except DecodeError:
+        return found
+    return found
+
+
 def _check_size(octets: int) -> None:
     if octets > MAX_ANNOTATIONS:
         limit = f"{MAX_ANNOTATIONS} are allowed where a broker has to read them"

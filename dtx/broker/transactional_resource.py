@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.queues.counters import UnstoredMemory
-from dtx.broker.queues.entry import ORIGIN, Entry, MessageMove, Origin, State, write_post
+from dtx.broker.queues.dead_letters import ORIGIN, Origin
+from dtx.broker.queues.entry import Entry, MessageMove, State, write_post
 from dtx.broker.queues.message_times import ExpirySchedule, MessageAges, Schedule
 from dtx.broker.queues.outcomes import FailureReasons
 from dtx.broker.queues.payloads import Payloads
@@ -153,6 +154,8 @@ class TransactionalResource:
         """Messages that are gone, and could not be deleted from a store that took nothing."""
         self._owed_answers: list[Callable[[Refusal | None], None]] = []
         """The answers that wait until such a message is deleted from a store that takes nothing now."""
+        self._origins: dict[int, Origin] = {}
+        """Those of the store, until their messages are restored."""
         self._unstored: dict[int, Queue] = {}
         """Queues that may not be stored yet: every batch has them, as it may bring messages of theirs, and an earlier
         one that had them may be refused."""
@@ -174,6 +177,8 @@ class TransactionalResource:
                 if configured is not None:
                     configured.settings = changed_settings(configured.settings, settings)
                     configured.configured = record.number
+            elif record.kind == ORIGIN:
+                self._origins[record.number] = Origin.decode(record.text)
             elif record.kind == MOMENT:
                 self._moment = record.number
             elif record.kind == MARK:
@@ -196,20 +201,20 @@ class TransactionalResource:
                     "restore the store from a copy"
                 )
             found.update(queue.restore(messages, locked))
-        self._restore_origins(restored)
+        for queue in self.queues.values():
+            if self._origins or queue.for_dead_letters:
+                queue.restore_dead_letters(self._origins)
         return found
 
-    def _restore_origins(self, restored: Restored) -> None:
-        origins = {record.number: record.text for record in restored.records if record.kind == ORIGIN}
-        if not origins:
-            return
-        for queue in self.queues.values():
-            for entry in queue:
-                text = origins.pop(entry.number, None)
-                if text is not None:
-                    queue.origins[entry.number] = Origin.decode(text)
-        for number in origins:  # another version of the broker has deleted the messages
+    def restore_origin(self, entry: Entry) -> None:
+        """A message that a prepared branch posts gets its origin, if it is a dead letter."""
+        entry.origin = self._origins.pop(entry.number, None)
+
+    def drop_origins(self) -> None:
+        """Every message is restored: what is left is of none, because another version of the broker has deleted it."""
+        for number in self._origins:
             self.turn.batch.drop_record(number)
+        self._origins.clear()
 
     def make_configured(self) -> None:
         """The queues that the settings name."""
@@ -300,6 +305,7 @@ class TransactionalResource:
             lasting=lasting,
             memory=memory,
         )
+        queue.for_dead_letters = self.takes_dead_letters(queue)
         self.queues[name] = queue
         self._lasting += lasting
         return queue
@@ -372,6 +378,9 @@ class TransactionalResource:
     # -- what queues ask
     def has_dead_letters(self, queue: Queue) -> bool:
         return bool(self._dead_letter_name(queue))
+
+    def failure_of(self, entry: Entry) -> tuple[str, str]:
+        return self.reasons.of(entry.number), ""
 
     def is_available(self, queue: Queue) -> None:
         self._marked.append(queue)

@@ -11,6 +11,7 @@ from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.messages import NO_FACTS, check_sections, read_destination, read_facts, read_header, with_header
 from dtx.broker.endpoint.link import FATAL, ReceivingLink, refusal_of
+from dtx.broker.queues.dead_letters import noted_origin
 from dtx.broker.queues.entry import Entry
 from dtx.broker.queues.payloads import with_format
 from dtx.protocol.conditions import Refusal, RefusedError
@@ -138,17 +139,20 @@ class IncomingLink(ReceivingLink):
         facts = read_facts(octets, header.end)
         if header.delivery_count or header.first_acquirer:  # both are for the queue to say
             octets = with_header(octets, header, delivery_count=0, ttl_ms=header.ttl_ms)
-        if (header.ttl_ms or facts.expires_ms) and self._resource.takes_dead_letters(queue):
+        if (header.ttl_ms or facts.expires_ms) and queue.for_dead_letters:
             header, facts = replace(header, ttl_ms=None), replace(facts, expires_ms=0)  # they live as long as it says
         ttl_ms = header.ttl_ms or queue.settings.ttl_ms
         expires_ms = self._resource.now_ms + ttl_ms if ttl_ms else 0
-        if facts is NO_FACTS:
-            return Entry(queue, self._resource.number(), len(octets), expires_ms, octets)
+        due_ms, group = 0, ""
+        if facts is not NO_FACTS:
+            if facts.expires_ms and (not header.ttl_ms or facts.expires_ms < expires_ms):
+                expires_ms = facts.expires_ms
+            due_ms, group = facts.due_ms or -facts.delay_ms, name_of_group(facts.group)
 
-        if facts.expires_ms and (not header.ttl_ms or facts.expires_ms < expires_ms):
-            expires_ms = facts.expires_ms
-        due_ms, group = facts.due_ms or -facts.delay_ms, name_of_group(facts.group)
-        return Entry(queue, self._resource.number(), len(octets), expires_ms, octets, due_ms=due_ms, group=group)
+        entry = Entry(queue, self._resource.number(), len(octets), expires_ms, octets, due_ms=due_ms, group=group)
+        if queue.for_dead_letters:
+            entry.origin = noted_origin(octets, read_header(octets).end)
+        return entry
 
     def _refused(
         self,

@@ -118,8 +118,9 @@ def delete_queue(request: ManagementRequest, answer: Answer) -> None:
     was_unstored = container.resource.forget_unstored(queue)
     batch = Batch()
     batch.create_queue(queue.number, queue.name)  # if it is not stored yet: creations are carried out first
-    for number in queue.origins:
-        batch.drop_record(number)
+    for entry in queue:
+        if entry.has_record:
+            batch.drop_record(entry.number)
     batch.drop_record(queue.number)
     if queue.configured:
         batch.drop_record(queue.configured)

@@ -10,6 +10,7 @@ from dtx.amqp.conditions import Condition
 from dtx.amqp.values import Uint, Ulong
 from dtx.broker.management.request import time_of
 from dtx.broker.management.transfers import Transfer, TransferRefused, result
+from dtx.broker.queues.dead_letters import NOTHING_NOTED
 from dtx.broker.queues.entry import Entry, write_post
 from dtx.broker.queues.payloads import split_format
 from dtx.broker.transactional_resource import fits_one_piece, not_stored
@@ -18,10 +19,11 @@ from dtx.store.contract import CHUNK, Batch
 from xa import Code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dtx.amqp.values import Map, Value
     from dtx.broker.management.request import Answer, ManagementRequest
+    from dtx.broker.queues.dead_letters import DeadLetterGroup
     from dtx.broker.queues.queue import Queue
     from dtx.store.contract import NotStored
 
@@ -46,12 +48,13 @@ def queue_of(request: ManagementRequest, name: str = "queue") -> Queue:
 def page(request: ManagementRequest) -> list[Value]:
     """A page of a queue's messages, in their order; with `ids`, of these only."""
     queue, ids = queue_of(request), request.text("ids", "")
-    after = request.after
+    after, dead_letters = request.after, queue.dead_letters
     position = _hexadecimal(after) if after else -1
     ages = request.container.resource.ages
 
     def shown(entry: Entry) -> Map:
-        origin = queue.origins.get(entry.number)
+        origin = entry.origin or NOTHING_NOTED
+        is_dead = queue.for_dead_letters or entry.origin is not None
 
         return {
             "id": f"{entry.number:x}",
@@ -64,8 +67,11 @@ def page(request: ManagementRequest) -> list[Value]:
             "expires": time_of(entry.expires_ms),
             "due": time_of(entry.due_ms),
             "group": entry.group or None,
-            "from": None if origin is None else origin.queue,
-            "why": None if origin is None else origin.reason,
+            "from": origin.queue or None,
+            "why": origin.reason or None,
+            "error": origin.error or None,
+            "place": origin.place or None,
+            "dead-letter-group": dead_letters.group_of(entry) if is_dead else None,
             "unreadable": entry.number in queue.unreadable,
         }
 
@@ -73,6 +79,40 @@ def page(request: ManagementRequest) -> list[Value]:
         found = [entry for entry in queue.find(_numbers(ids)) if entry.position > position]
         return request.page(found, shown)
     return [shown(entry) for entry in queue.page(position, request.count)]
+
+
+def dead_letters(request: ManagementRequest) -> list[Value]:
+    """A page of groups of dead letters, of all queues, or of `queue` only: by queue, then by id. `after` is both,
+    with a slash in between. It costs what it tells, however many letters there are."""
+    known = request.container.resource.queues
+    name, _, group_id = request.after.rpartition("/")
+    names = [queue_of(request).name] if request.text("queue", "") else sorted(one for one in known if one >= name)
+
+    def found() -> Iterator[Map]:
+        for one in names:
+            if known[one].dead_letters.count:
+                for group in known[one].dead_letters.groups():
+                    if one != name or group.id > group_id:
+                        yield _group(request, known[one], group)
+
+    return request.page(found(), lambda one: one)
+
+
+def _group(request: ManagementRequest, queue: Queue, group: DeadLetterGroup) -> Map:
+    origin = group.origin
+    return {
+        "queue": queue.name,
+        "id": group.id,
+        "position": f"{queue.name}/{group.id}",
+        "letters": Ulong(group.count),
+        "from": origin.queue or None,
+        "why": origin.reason or None,
+        "error": origin.error or None,
+        "place": origin.place or None,
+        "latest": f"{group.latest:x}",
+        "since": time_of(request.container.resource.ages.since_ms(group.position)),
+        "until": f"{group.position:x}",
+    }
 
 
 def read(request: ManagementRequest, answer: Answer) -> None:
@@ -133,8 +173,8 @@ def asked_for(request: ManagementRequest) -> int:
 def _about(request: ManagementRequest, queue: Queue, **more: Any) -> dict[str, Any]:
     """What the audit log says of such a request."""
     details: dict[str, Any] = {"queue": queue.name, **more}
-    for name in ("ids", "most"):
-        value = request.text(name, "") if name == "ids" else request.number(name, 0)
+    for name in ("ids", "group", "most"):
+        value = request.number(name, 0) if name == "most" else request.text(name, "")
         if value:
             details[name] = value if isinstance(value, int) else value[:200]
     return details
@@ -164,11 +204,12 @@ def retry(request: ManagementRequest, answer: Answer) -> None:
     fallback = queue_of(request, "to") if request.text("to", "") else None
 
     def target(entry: Entry) -> Queue | None:
-        origin = queue.origins.get(entry.number)
-        found = queues.get(origin.queue) if origin is not None else fallback or by_name
+        origin = entry.origin
+        is_known = origin is not None and bool(origin.reason)  # what a sender has noted is its word only
+        found = queues.get(origin.queue) if origin is not None and is_known else fallback or by_name
         if found is not None or fallback is not None:
             return found or fallback
-        if origin is None:
+        if not is_known:
             raise TransferRefused("it is not known where it came from: say where to with --to (field `to`)")
         raise TransferRefused("the queue that it came from is gone: name another one with --to (field `to`)")
 
@@ -184,10 +225,17 @@ def _transfer(
     *,
     anew: bool = False,
 ) -> None:
+    group = request.text("group", "")
+    until = _hexadecimal(request.text("until")) if group else 0
+    letters = queue.dead_letters
+
+    def is_wanted(entry: Entry) -> bool:
+        return not group or (entry.position <= until and letters.group_of(entry) == group)
+
     Transfer(
         request.container,
         queue,
-        chosen(request, queue),
+        queue if group else chosen(request, queue),
         target,
         answer,
         who=str(request.identity),
@@ -195,6 +243,8 @@ def _transfer(
         details=details,
         anew=anew,
         asked_for=asked_for(request),
+        wanted=is_wanted,
+        most=request.number("most", 0) if group else 0,
     ).go_on()
 
 
@@ -249,6 +299,7 @@ class _Copy:
             target = self._target
             number, due_ms = self._resource.number(), entry.due_ms
             made = Entry(target, number, entry.size, entry.expires_ms, payload, due_ms=due_ms, group=entry.group)
+            made.origin = entry.origin if target.for_dead_letters else None
             target.take_place(made)
             write_post(self._batch, made)
             made.payload = None

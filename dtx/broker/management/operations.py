@@ -52,6 +52,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "links": _view(views.links),
     "messages": _view(messages.page),
     "conditions": _view(views.conditions),
+    "dead-letters": _view(messages.dead_letters),
     "configuration": _view(views.configuration),
     "audit": _view(changes.audit),
     "users": _view(users.users),

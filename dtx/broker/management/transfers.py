@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from dtx.store.contract import NotStored
 
 STEP: Final = 500
+LOOKED_AT: Final = 20_000
+"""Messages that one step looks at, to find those that are meant."""
 
 
 class TransferRefused(Exception):
@@ -36,7 +38,8 @@ class TransferRefused(Exception):
 class Transfer:
     """One transfer. `target` says where a message goes, None: nowhere; it raises TransferRefused for one that stays.
     `anew`: it counts as never delivered. `asked_for` is how many were named by their ids, if they were. `answer` is
-    called with how many went, and why others did not."""
+    called with how many went, and why others did not. Of `messages` only those are meant that are `wanted` when their
+    turn comes, and `most` of them."""
 
     def __init__(
         self,
@@ -51,6 +54,8 @@ class Transfer:
         details: dict[str, Any],
         anew: bool = False,
         asked_for: int = 0,
+        wanted: Callable[[Entry], bool] = lambda _: True,
+        most: int = 0,
     ) -> None:
         self._container = container
         self._resource = container.resource
@@ -63,6 +68,11 @@ class Transfer:
         self._details = details
         self._anew = anew
         self._asked_for = asked_for
+
+        self._wanted = wanted
+        self._most = most
+        self._met = 0
+        """How many were meant so far."""
         self._entry = 0
         self._done = 0
         self._unmoved: dict[str, int] = {}
@@ -71,10 +81,15 @@ class Transfer:
         """One step."""
         batch = Batch()
         effects: list[MessageMove] = []
-        while self._left and len(effects) < STEP:
+        looked_at = 0
+        while self._left and len(effects) < STEP and looked_at < LOOKED_AT:
             entry = self._left.popleft()
-            if entry.queue is not self._queue or entry.state is State.GONE:
+            looked_at += 1
+            if entry.queue is not self._queue or entry.state is State.GONE or not self._wanted(entry):
                 continue  # somebody took it meanwhile
+            self._met += 1
+            if self._met == self._most:
+                self._left.clear()
             try:
                 effects.append(self._plan(entry, batch))
             except TransferRefused as why:
@@ -108,9 +123,11 @@ class Transfer:
             position, count = target.next_position(), 0 if self._anew else entry.count
             batch.place(entry.number, target.number, position, count, entry.expires_ms, entry.due_ms)
 
-        if entry.number in queue.origins:
+        stays_dead = target is not None and target.for_dead_letters and not self._anew
+        if entry.has_record and not stays_dead:
             batch.drop_record(entry.number)
-        return MessageMove(entry, target, position, count, None, entry.expires_ms, entry.due_ms)
+        origin = entry.origin if stays_dead else None
+        return MessageMove(entry, target, position, count, origin, entry.expires_ms, entry.due_ms)
 
     def _written(self, effects: list[MessageMove], error: NotStored | None) -> None:
         for effect in effects:

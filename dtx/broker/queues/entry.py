@@ -1,14 +1,16 @@
-"""Entry: a message of a queue, and what stands around it: who takes messages, where a dead letter comes from, and what
-an outcome does to a message."""
+"""Entry: a message of a queue, and what stands around it: who takes messages, and what an outcome does to a message."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from dtx.broker.queues.dead_letters import NOTHING_NOTED, ORIGIN
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from dtx.broker.queues.dead_letters import Origin
     from dtx.broker.queues.queue import Queue
     from dtx.store.contract import Batch
 
@@ -27,6 +29,7 @@ class Entry:
     """A message of a queue. `payload` is there while the store has not got it, and always in a queue that
     does not last; `count` is how often it was delivered in vain. `due_ms` is when it may be delivered: 0 at once, a
     negative one says how long after it is committed. `group` is the name of its group, "" for none.
+    `origin` is that of a dead letter, also of one that is still to come into its queue.
     `apart`, which is known until the broker stops, says that its next consumer is to handle it alone."""
 
     __slots__ = (
@@ -36,6 +39,7 @@ class Entry:
         "expires_ms",
         "group",
         "number",
+        "origin",
         "payload",
         "position",
         "queue",
@@ -65,13 +69,21 @@ class Entry:
         self.due_ms = due_ms
         self.group = group
         self.apart = False
+        self.origin: Origin | None = None
         self.state = State.PENDING
+
+    @property
+    def has_record(self) -> bool:
+        """Whether the store has a record of its origin."""
+        return self.origin is not None and self.origin != NOTHING_NOTED
 
 
 def write_post(batch: Batch, entry: Entry) -> None:
     """Writes a message that is posted into a batch, at its position."""
     number, queue, position, payload = entry.number, entry.queue.number, entry.position, entry.payload or b""
     batch.enqueue(number, queue, position, payload, entry.expires_ms, 0, entry.due_ms, entry.group)
+    if entry.has_record and entry.origin is not None:
+        batch.record(number, ORIGIN, entry.origin.encode())
 
 
 class Consumer(Protocol):
@@ -135,27 +147,6 @@ class Browser(Protocol):
     def advance(self) -> None:
         """There may be something new."""
         ...
-
-
-class Origin(NamedTuple):
-    """Where a dead letter comes from, and why it is one."""
-
-    queue: str
-    reason: str
-
-    def encode(self) -> str:
-        """The text that the store keeps."""
-        return f"{self.reason}\n{self.queue}"
-
-    @classmethod
-    def decode(cls, text: str) -> Origin:
-        """What `encode` made."""
-        reason, _, queue = text.partition("\n")
-        return cls(queue, reason)
-
-
-ORIGIN: Final = "origin"
-"""The kind of the records with origins, which have the numbers of their messages."""
 
 
 class MessageMove(NamedTuple):

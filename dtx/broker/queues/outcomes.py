@@ -55,6 +55,8 @@ class Outcome:
     reason: str = field(default="", compare=False)
     apart: bool = field(default=False, compare=False)
     rolled_back: Outcome | None = field(default=None, compare=False)
+    error: str = field(default="", compare=False)
+    """What a consumer says that it has rejected the message for."""
     lost: bool = field(default=False, compare=False)
     """Whether the connection was lost, so that it is not known whether the message has anything to do with it."""
 
@@ -104,7 +106,16 @@ def outcome_from(value: Value) -> Outcome | None:
         text = reason[:MOST_TEXT] if isinstance(reason, str) else ""
         apart = type(annotations) is dict and annotations.get(APART) is True
         return Outcome(MODIFIED, failed is True, undeliverable is True, text, apart)
-    return Outcome(code)
+    return Outcome(code, error=_error_of(value.value)) if code == REJECTED and value.value else Outcome(code)
+
+
+def _error_of(fields: list[Value]) -> str:
+    """The description of the error that an outcome rejected has, or its condition; "" where it has none."""
+    error = fields[0]
+    if type(error) is not Described or type(error.value) is not list:
+        return ""
+    said = [str(one)[:MOST_TEXT] for one in error.value[:2] if isinstance(one, str) and one]
+    return said[-1] if said else ""
 
 
 def encode_outcomes(committed: Outcome, rolled_back: Outcome) -> bytes:

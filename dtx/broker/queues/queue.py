@@ -13,7 +13,8 @@ from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.broker.queues.counters import Counters, UnstoredMemory
-from dtx.broker.queues.entry import ORIGIN, Entry, MessageMove, Origin, State
+from dtx.broker.queues.dead_letters import ORIGIN, DeadLetters, origin_of
+from dtx.broker.queues.entry import Entry, MessageMove, State
 from dtx.broker.queues.message_times import Expirations
 from dtx.broker.queues.order import AvailableMessages
 from dtx.broker.queues.readers import Readers
@@ -24,6 +25,7 @@ from dtx.store.contract import MOST_DELIVERIES
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from dtx.broker.queues.dead_letters import Origin
     from dtx.broker.queues.entry import Browser, Consumer
     from dtx.broker.queues.message_times import ExpirySchedule, Schedule
     from dtx.broker.queues.outcomes import Outcome
@@ -65,6 +67,11 @@ class QueueOwner(Protocol):
         """Whether there is to be one."""
         ...
 
+    def failure_of(self, entry: Entry) -> tuple[str, str]:
+        """What a message has failed with the last time, and where, as its consumer has said; "" if that is not
+        known."""
+        ...
+
     def is_available(self, queue: Queue) -> None:
         """There is something for consumers of `queue`."""
         ...
@@ -100,8 +107,9 @@ class Queue:
         self.configured = 0
         """The number of the store's record of settings that management has changed; 0: there is none."""
 
-        self.origins: dict[int, Origin] = {}
-        """Of its messages that are dead letters, by their numbers."""
+        self.for_dead_letters = False
+        """Whether it is a queue of dead letters by the settings: each of its messages is one."""
+        self.dead_letters = DeadLetters()
         self.unreadable: dict[int, Entry] = {}
         """Messages of it whose payload the store can't read, by their numbers: held, and given to no one."""
         self.attached = 0
@@ -250,6 +258,8 @@ class Queue:
             else:
                 self._order.ready.append(entry)
 
+        if self.for_dead_letters or entry.origin is not None:
+            self.dead_letters.add(entry)
         counters = self.counters
         counters.came += 1
         counters.octets += entry.size
@@ -339,6 +349,13 @@ class Queue:
         self.note_expiry(0)
         return held
 
+    def restore_dead_letters(self, origins: dict[int, Origin]) -> None:
+        """Takes the origins of its messages out of those of the store, by the numbers of messages."""
+        for entry in self._entries.values():
+            entry.origin = origins.pop(entry.number, None)
+            if self.for_dead_letters or entry.origin is not None:
+                self.dead_letters.add(entry)
+
     def next_position(self) -> int:
         """A position behind all others."""
         return self._owner.number()
@@ -398,27 +415,31 @@ class Queue:
         if dead:
             target = self._owner.dead_letter_queue(self)
             if target is not None:
-                return self._plan_to_die(entry, target, reason, count, batch)
+                return self._plan_to_die(entry, target, reason, count, batch, outcome.error or outcome.reason)
             if outcome.code == REJECTED:
                 return self._plan_to_go(entry, batch)
         if count != entry.count and self.lasting:
             batch.place(entry.number, self.number, entry.position, count, entry.expires_ms)
         return MessageMove(entry, self, entry.position, count)
 
-    def _plan_to_die(self, entry: Entry, target: Queue, reason: str, count: int, batch: Batch) -> MessageMove:
-        """A message goes to the dead letters, where it lives as long as their settings say."""
+    def _plan_to_die(
+        self, entry: Entry, target: Queue, reason: str, count: int, batch: Batch, error: str = ""
+    ) -> MessageMove:
+        """A message goes to the dead letters, where it lives as long as their settings say. `error` is what its
+        consumer says of it now."""
         position = target.next_position()
         ttl_ms = target.settings.ttl_ms
         expires_ms = self._owner.now_ms + ttl_ms if ttl_ms else 0
         batch.place(entry.number, target.number, position, count, expires_ms)
-        origin = Origin(self.name, reason)
+        known, place = self._owner.failure_of(entry)
+        origin = origin_of(self.name, reason, error or known, place)
         batch.record(entry.number, ORIGIN, origin.encode())
         return MessageMove(entry, target, position, count, origin, expires_ms)
 
     def _plan_to_go(self, entry: Entry, batch: Batch) -> MessageMove:
         if self.lasting:
             batch.dequeue(entry.number, entry.size)
-            if self.origins and entry.number in self.origins:
+            if entry.has_record:
                 batch.drop_record(entry.number)
         return MessageMove(entry, None, 0, 0)
 
@@ -441,9 +462,9 @@ class Queue:
             entry.payload = None
             return
         if origin is not None:
-            target.origins[entry.number] = origin
             counters.dead_lettered += 1
 
+        entry.origin = origin
         entry.apart = False
         entry.queue, entry.position, entry.count, entry.expires_ms = target, position, count, expires_ms
         target.append(entry)
@@ -456,11 +477,12 @@ class Queue:
         if target is None:
             return
         target.expect_no_more(entry)
-        if origin is not None:
-            target.origins[entry.number] = origin
-            self.counters.dead_lettered += 1
         size, number = entry.size, entry.number
-        target.append(Entry(target, number, size, expires_ms, None, position, count, due_ms, entry.group))
+        moved = Entry(target, number, size, expires_ms, None, position, count, due_ms, entry.group)
+        moved.origin = origin
+        if origin is not None and entry.origin is None:
+            self.counters.dead_lettered += 1
+        target.append(moved)
 
     def give_back(self, entry: Entry) -> None:
         """A held message is available again, at its place."""
@@ -499,8 +521,8 @@ class Queue:
         if entry.expires_ms:
             self.expirations.forget(entry)
         counters.octets -= entry.size
-        if self.origins:
-            self.origins.pop(entry.number, None)
+        if self.for_dead_letters or entry.origin is not None:
+            self.dead_letters.remove(entry)
         if counters.memory is not None:
             counters.memory.octets -= entry.size
 
@@ -647,6 +669,6 @@ class Queue:
         self._owner.expiries.forget(self)
         self.expirations.clear()
         self.unreadable.clear()
-        self.origins.clear()
+        self.dead_letters.clear()
         for consumer in tuple(self._willing):
             self.forget(consumer)

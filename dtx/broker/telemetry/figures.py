@@ -148,7 +148,7 @@ class FigureReader:
         target.delayed += queue.counters.delayed
         target.consumers += queue.attached
         target.unreadable += len(queue.unreadable)
-        target.dead_letters += queue.depth if place.dead else len(queue.origins)
+        target.dead_letters += queue.depth if place.dead else queue.dead_letters.count
         target.count(queue)
         oldest = queue.longest_waiting
         since_ms = self._container.resource.ages.since_ms(oldest.number) if oldest is not None else 0

@@ -223,6 +223,8 @@ class Registry:
                 )
                 for post in stored.enqueues
             ]
+            for post in posts:
+                self._resource.restore_origin(post)
             retired = [(entries[one.message], one.outcome) for one in stored.dequeues if one.message in entries]
             branch.work.restore(posts, retired)
             if stored.outcome is not None:
@@ -232,6 +234,7 @@ class Registry:
                 self.prepared_by_queue.add(branch)
             self._add(branch)
 
+        self._resource.drop_origins()
         self._in_doubt = sorted(self._branches)
         for xid in self._in_doubt:
             self._in_doubt_of.setdefault(self._branches[xid].owner, []).append(xid)

@@ -221,6 +221,8 @@ class TransactionalWork:
             for entry in self.posts:
                 if entry.queue.lasting:
                     batch.dequeue(entry.number, entry.size)
+                    if entry.has_record:
+                        batch.drop_record(entry.number)
         effects = []
         for held in self.retired.values():
             entry = held.entry

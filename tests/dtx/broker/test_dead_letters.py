@@ -1,0 +1,289 @@
+"""Dead letters say why they are ones without being opened: in groups over all of them, also after a crash, whoever has
+made them; and an operator retries or deletes a group as it was shown."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from proton import Condition as ProtonCondition
+from proton import Delivery, Described, Message, symbol, ulong
+
+from dtx.broker.management import transfers
+from dtx.broker.queues.dead_letters import MOST_ERROR, MOST_GROUPS, OTHERS, DeadLetters, Origin, noted_origin
+from dtx.broker.queues.entry import Entry
+from dtx.protocol.commands import Commit, Prepare, Rollback, Start
+from dtx.protocol.replies import MODIFIED, TRANSACTIONAL
+from dtx.store.contract import CHUNK
+from tests.dtx.broker.peer import OK, XID, Peer, World, dead, filled, manage, queue_told, say_state
+
+PLACE = "/srv/shop/orders.py:17 in handle"
+
+
+def letter(error: str, *, place: str = PLACE, queue: str = "q", body: Any = "x") -> bytes:
+    """A dead letter as a consumer of xabridge sends it."""
+    notes = {"reason": error, "place": place, "queue": queue}
+    annotations = {symbol(f"x-opt-dead-{name}"): note for name, note in notes.items()}
+    return bytes(Message(body=body, annotations=annotations).encode())
+
+
+def send(peer: Peer, *letters: bytes, queue: str = "q.dead", txn_id: bytes | None = None) -> None:
+    """Sends these to a queue."""
+    link = peer.sender(queue)
+    for octets in letters:
+        peer.send_octets(link, octets, peer.name("m"), txn_id)
+    peer.world.pump()
+
+
+def groups(peer: Peer, **asked: Any) -> list[Any]:
+    """What management tells of the groups, the largest first."""
+    return sorted(manage(peer, operation="dead-letters", **asked), key=lambda group: -group["letters"])
+
+
+def change(peer: Peer, operation: str, shown: Any, **asked: Any) -> Any:
+    """Changes a group as it was shown."""
+    wanted = {"group": shown["id"], "until": shown["until"], "most": int(shown["letters"])}
+    return manage(peer, operation=operation, queue="q.dead", **wanted, **asked)
+
+
+def facts(peer: Peer) -> list[tuple[Any, ...]]:
+    """The same, shortly."""
+    names = ("letters", "from", "why", "error", "place")
+    return [tuple(group[name] for name in names) for group in groups(peer)]
+
+
+def test_letters_that_consumers_sent_are_grouped_by_exception_and_place(world: World, peer: Peer) -> None:
+    send(
+        peer,
+        *(letter(f"ValueError: no customer {number}") for number in range(3)),
+        letter("ValueError: no customer 'Ada'", place="/srv/shop/orders.py:30 in check"),
+        letter("KeyError: 'total'"),
+        letter("KeyError: 'tax'", body="x" * (CHUNK + 1)),  # which is stored in pieces, and sent in several frames
+        bytes(Message(body="by hand").encode()),
+    )
+
+    for one in (peer, world.crash().connect()):
+        first, second, *rest = facts(one)
+        assert first == (3, "q", None, "ValueError: no customer 0", PLACE)
+        assert second == (2, "q", None, "KeyError: 'total'", PLACE)
+        assert sorted(rest, key=str) == [
+            (1, "q", None, "ValueError: no customer 'Ada'", "/srv/shop/orders.py:30 in check"),
+            (1, None, None, None, None),
+        ]
+        assert manage(one, operation="messages", queue="q.dead")[2]["error"] == "ValueError: no customer 2", "its own"
+
+
+def test_letters_that_the_broker_made_say_what_they_were_rejected_for() -> None:
+    world, peer = filled("bad", "worse", "worst")
+    link = peer.receiver("q", 3)
+    for error in (ProtonCondition("shop:no", "no such customer 17"), ProtonCondition("shop:no"), None):
+        delivery, _ = peer.taken(link)
+        if error is not None:
+            delivery.local.condition = error
+        peer.settle(delivery, Delivery.REJECTED)
+    said = sorted(facts(peer), key=str)
+    assert said == [
+        (1, "q", "rejected", "no such customer 17", None),
+        (1, "q", "rejected", "shop:no", None),
+        (1, "q", "rejected", None, None),
+    ]
+    assert sorted(facts(world.crash().connect()), key=str) == said
+
+
+def test_what_a_consumer_said_of_a_failure_is_said_of_the_letter_that_the_broker_makes(peer: Peer) -> None:
+    """It was said with the outcome of a transaction that was rolled back."""
+    peer.fill("q", "bad")
+    control = peer.coordinator()
+    link, delivery, _ = peer.first()
+    txn_id = control.declare()
+    failed = Described(ulong(MODIFIED), [True, False, {symbol("x-opt-retry-reason"): "ValueError: no"}])
+    say_state(delivery, TRANSACTIONAL, [txn_id, failed])
+    peer.world.pump()
+    control.discharge(txn_id, fail=True)
+    peer.world.close(link)
+    peer.settle(peer.first()[1], Delivery.REJECTED)
+    assert facts(peer) == [(1, "q", "rejected", "ValueError: no", None)]
+
+
+def test_a_letter_of_a_transaction_is_one_when_it_is_committed(world: World, peer: Peer) -> None:
+    control = peer.coordinator()
+    for verb, count in ((Rollback(XID), 0), (Commit(XID), 1)):
+        txn_id = control.declare(Start(XID))
+        send(peer, letter("ValueError: no"), txn_id=txn_id)
+        control.discharge(txn_id)
+
+        assert peer.ask(Prepare(XID)) == OK
+        world = world.crash()
+        peer = world.connect()
+        control = peer.coordinator()
+        assert not facts(peer), "it is prepared"
+
+        assert peer.ask(verb) == OK
+        world = world.crash()
+        peer = world.connect()
+        control = peer.coordinator()
+        assert [group[0] for group in facts(peer)] == [1] * count
+        assert len(records(world)) == count, "what was rolled back leaves nothing"
+
+
+def records(world: World) -> list[Any]:
+    """The origins that the store has."""
+    return [one for one in world.disk.records.values() if one.kind == "origin"]
+
+
+def test_groups_end_with_their_letters(world: World, peer: Peer) -> None:
+    send(peer, letter("ValueError: no"), letter("ValueError: no"), letter("KeyError: x"))
+    assert peer.bodies(peer.receiver("q.dead", 2)) == ["x", "x"]
+    assert [(group["letters"], group["error"]) for group in groups(peer)] == [(1, "KeyError: x")]
+    assert queue_told(peer, "q.dead")["dead-letters"] == 1
+    assert len(records(world)) == 1
+    manage(peer, operation="purge", queue="q.dead")
+    assert not groups(peer)
+    assert not records(world)
+
+
+@pytest.mark.parametrize("operation", ["retry", "purge", "move"])
+def test_a_group_is_changed_as_it_was_shown(world: World, peer: Peer, operation: str) -> None:
+    """What comes later is left, also if it is alike, and so is every other group."""
+    for queue in ("q", "other.dead"):
+        peer.sender(queue)
+    send(peer, *(letter(f"ValueError: no {number}", body=number) for number in range(3)), letter("KeyError: x"))
+    shown = groups(peer)[0]
+    send(peer, letter("ValueError: no 9", body=9))
+    target = {"to": "other.dead"} if operation == "move" else {}
+    assert change(peer, operation, shown, **target) == {"done": 3, "left": {}}
+
+    after = world.crash()
+    operator = after.connect()
+    where = {"retry": "q", "purge": "", "move": "other.dead"}[operation]
+    assert operator.drained("q.dead") == ["x", 9]
+    assert operator.drained(where or "q") == ([0, 1, 2] if where else [])
+    moved = [group["error"] for group in groups(operator, queue="other.dead")]
+    assert moved == (["ValueError: no 0"] if operation == "move" else []), "a letter that is moved says why it is one"
+    assert len(records(after)) == (5 if operation == "move" else 2)
+
+
+def test_held_letters_of_a_group_stay(world: World, peer: Peer) -> None:
+    send(peer, *(letter("ValueError: no", body=number) for number in range(3)))
+    consumer = world.connect()
+    consumer.first("q.dead")
+    shown = groups(peer)[0]
+    answer = change(peer, "purge", shown)
+    assert answer == {"done": 2, "left": {"held by a consumer or a transaction": 1}}
+
+
+def test_a_group_among_many_letters_is_found_in_steps(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "LOOKED_AT", 10)
+    send(peer, *(letter("ValueError: no") for _ in range(45)), *(letter("KeyError: x") for _ in range(2)))
+    shown = groups(peer)[1]
+    assert change(peer, "purge", shown) == {"done": 2, "left": {}}
+
+
+def test_a_retry_does_not_believe_a_sender(peer: Peer) -> None:
+    """A letter goes back by the name of its queue, whatever its sender has noted."""
+    for queue in ("q", "payments"):
+        peer.sender(queue)
+    send(peer, letter("ValueError: no", queue="payments"))
+    assert manage(peer, operation="retry", queue="q.dead")["done"] == 1
+    assert (peer.drained("q"), peer.drained("payments")) == (["x"], [])
+
+
+def test_groups_come_in_pages(peer: Peer) -> None:
+    for queue in ("a.dead", "b/c.dead"):
+        send(peer, *(letter(f"{kind}: x") for kind in ("A", "B", "C")), queue=queue)
+    found: list[Any] = []
+    while page := manage(peer, operation="dead-letters", count=2, after=found[-1]["position"] if found else ""):
+        found += page
+    assert len({group["position"] for group in found}) == len(found) == 6
+    assert [group["queue"] for group in found] == ["a.dead"] * 3 + ["b/c.dead"] * 3
+
+
+# -- what strangers send
+def test_hostile_notes_are_shown_cut_and_escaped(world: World, peer: Peer) -> None:
+    """And are stored in any database: a NUL is refused by PostgreSQL."""
+    send(peer, letter("a\0b\n\x1b[2J<b>" + "x" * 5000, place="/home\n\x1b" + "y" * 5000 + ":7 in f", queue="q\n\0r"))
+    for one in (peer, world.crash().connect()):
+        (group,) = groups(one)
+        assert group["error"].startswith(r"a\x00b\n\x1b[2J<b>xxx")
+        assert len(group["error"]) == MOST_ERROR
+        assert group["place"].startswith("…yyy")
+        assert group["place"].endswith("yyy:7 in f")
+        assert group["from"] == r"q\n\x00r"
+    (record,) = records(world)
+    assert "\0" not in record.text
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        letter("x" * (1 << 20)),
+        letter("ValueError")[:30],
+        b"\x00\x53\x72\xc1\x03\x02\xa1\x09",
+        bytes(Message(body="x", annotations={symbol("x-opt-dead-reason"): 7}).encode()),
+    ],
+    ids=["a megabyte", "cut", "damaged", "a number"],
+)
+def test_notes_that_can_not_be_read_say_nothing(octets: bytes) -> None:
+    assert noted_origin(octets, 0) == Origin()
+
+
+def test_what_others_note_in_properties_is_read() -> None:
+    said = {"DeadLetterReason": "Expired", "DeadLetterErrorDescription": "too late"}
+    assert noted_origin(bytes(Message(body="x", properties=said).encode()), 0) == Origin(error="Expired: too late")
+    said = {"x-opt-dead-reason": "ValueError: no", "x-opt-dead-place": "a.py:7 in f"}
+    noted = noted_origin(bytes(Message(body="x", properties=said).encode()), 0)
+    assert noted == Origin("", "", "ValueError: no", "a.py:7 in f")
+
+
+def test_many_different_reasons_stay_bounded(world: World) -> None:
+    """100,000 reasons that no two letters share: the rest is counted as one group, and leaves it again. An entry costs
+    a bounded time, whatever it says."""
+    letters, queue = DeadLetters(), world.connect().world.container.resource.create("many.dead")
+    found = []
+    before = time.process_time()
+    for number in range(100_000):
+        entry = Entry(queue, number, 1, 0, position=number + 1)
+        name = "".join(chr(ord("a") + int(digit)) for digit in str(number))
+        entry.origin = Origin("q", "", f"Error: {name} " + "'\"" * 60)
+        letters.add(entry)
+        found.append(entry)
+    took_s = time.process_time() - before
+
+    found_groups = list(letters.groups())
+    assert len(found_groups) == MOST_GROUPS + 1
+    assert (found_groups[-1].id, sum(group.count for group in found_groups)) == (OTHERS, 100_000)
+    assert took_s < 20, f"{took_s:.1f} s for 100,000"
+    for entry in found:
+        letters.remove(entry)
+    assert (list(letters.groups()), letters.count) == ([], 0)
+
+
+def test_alike_letters_share_what_is_kept_of_them(peer: Peer) -> None:
+    send(peer, *(letter("ValueError: no such customer") for _ in range(100)))
+    entries = list(peer.world.queue("q.dead"))
+    assert len({id(entry.origin) for entry in entries}) == 1
+
+
+def test_what_earlier_versions_kept_is_read() -> None:
+    assert Origin.decode("rejected\norders") == Origin("orders", "rejected")
+    whole = Origin("orders", "rejected", "ValueError: no", PLACE)
+    assert Origin.decode(whole.encode()) == whole
+
+
+def test_a_dead_letter_that_is_copied_says_why_it_is_one(world: World, peer: Peer) -> None:
+    peer.sender("other.dead")
+    send(peer, letter("ValueError: no"))
+    assert manage(peer, operation="copy", queue="q.dead", to="other.dead")["done"] == 1
+    assert [group["error"] for group in groups(world.crash().connect())] == ["ValueError: no"] * 2
+
+
+def test_a_deleted_queue_leaves_no_record(world: World, peer: Peer) -> None:
+    send(peer, letter("ValueError: no"))
+    peer.fill("q", "bad")
+    delivery = peer.first()[1]
+    peer.settle(delivery, Delivery.REJECTED)
+    assert len(dead(peer)) == 2
+    manage(peer, operation="delete-queue", queue="q.dead", force=True)
+    assert not groups(peer)
+    assert not records(world)
