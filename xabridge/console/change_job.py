@@ -1,7 +1,8 @@
 """Job: messages that are moved, copied, retried or purged, some at a time, with its progress.
 
 1. Everything of a queue without a condition goes in requests of CHUNK messages, as long as each moves all of its own.
-2. Otherwise, and behind what is held at the head of the queue, the queue is looked through page by page, and those of a
+2. So does a group of dead letters, as it was shown: the broker finds those that are in it.
+3. Otherwise, and behind what is held at the head of the queue, the queue is looked through page by page, and those of a
    page that are meant are named by their ids. It ends where the queue ended when the job began: what comes meanwhile is
    not touched.
 
@@ -22,10 +23,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from xabridge.console.brokers import PAGE, BrokerProblem, BrokerUnreachable, ResultUnknown
+from xabridge.console.brokers import PAGE, BrokerProblem, BrokerUnreachable, RequestRefused, ResultUnknown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from xabridge.console.brokers import BrokerLink
 
@@ -36,8 +37,6 @@ PASSING: Final = frozenset({HELD, "not in the queue"})
 WAIT_S: Final = 300.0
 """How long a job waits for a broker that is away."""
 AGAIN_S: Final = 1.0
-LOOKED_AT: Final = 5_000
-"""Messages that a preview looks at, to count those of a group. The job goes through all."""
 
 
 T = TypeVar("T")
@@ -55,40 +54,40 @@ class Progress(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which messages: these ids, or those of a group (where they came from, and why), or all."""
+    """Which messages: these ids, or those of a group of dead letters that came no later than the one at the position
+    `until`, or all."""
 
     queue: str
     ids: tuple[str, ...] = ()
-    group: tuple[str, str] | None = None
+    group: str = ""
+    until: str = ""
 
     @property
     def all(self) -> bool:
         """Whether every message of the queue is meant."""
-        return not self.ids and self.group is None
-
-    def takes(self, message: Mapping[str, Any]) -> bool:
-        """Whether this message is meant."""
-        if self.ids:
-            return message["id"] in self.ids
-        return self.group is None or self.group == (message["from"] or "", message["why"] or "")
+        return not self.ids and not self.group
 
 
-async def count(link: BrokerLink, selection: Selection) -> tuple[Counter[str], bool]:
-    """How many are available and how many are held, and whether that is all of them."""
+async def count(link: BrokerLink, selection: Selection) -> Counter[str]:
+    """How many are available and how many are held, of those with these ids, or of all."""
     if selection.all:
         queue = await link.queue(selection.queue)
-        return Counter(available=queue["depth"] - queue["held"], held=queue["held"]), True
-    if selection.ids:
-        found = await link.ask("messages", queue=selection.queue, ids=",".join(selection.ids))
-        return Counter(one["state"] for one in found), True
-    counted: Counter[str] = Counter()
-    looked = 0
-    async for page in _pages(lambda after: _page(link, selection.queue, after)):
-        counted.update(one["state"] for one in page if selection.takes(one))
-        looked += len(page)
-        if looked >= LOOKED_AT:
-            return counted, False
-    return counted, True
+        return Counter(available=queue["depth"] - queue["held"], held=queue["held"])
+    found = await link.ask("messages", queue=selection.queue, ids=",".join(selection.ids))
+    return Counter(one["state"] for one in found)
+
+
+async def group_of(link: BrokerLink, selection: Selection) -> dict[str, Any]:
+    """The group of dead letters as it is now. RequestRefused: there is none."""
+    after = ""
+    while True:
+        page = await link.ask("dead-letters", queue=selection.queue, after=after, count=PAGE)
+        for one in page:
+            if one["id"] == selection.group:
+                return dict(one)
+        if len(page) < PAGE:
+            raise RequestRefused(f"nothing was done: {selection.queue} has no letters of this group any more")
+        after = page[-1]["position"]
 
 
 async def _page(link: BrokerLink, queue: str, after: str) -> list[dict[str, Any]]:
@@ -109,7 +108,7 @@ async def _pages(page_after: Callable[[str], Awaitable[list[dict[str, Any]]]]) -
 
 @dataclass
 class Job:
-    """One job. `total` is what the preview counted; if that was not `whole`, how many messages the queue had."""
+    """One job. `total` is what the preview counted."""
 
     number: str
     link: BrokerLink
@@ -126,15 +125,12 @@ class Job:
     waiting: str = ""
     """Why it waits for the broker."""
     clock: Callable[[], float] = time.monotonic
-    whole: bool = True
     same: bool = False
     """It has ended before the end of the queue, because what is left would stay for the same reason."""
 
     @property
     def rest(self) -> int:
         """How many of those that were counted are neither done nor left for a reason that the broker has given."""
-        if not self.whole:
-            return 0
         return max(self.total - self.done - sum(self.left.values()), 0)
 
     async def run(self) -> None:
@@ -154,13 +150,17 @@ class Job:
         if self.selection.ids:
             await self._request(self.selection.ids)
             return
-        if self.selection.all and self.operation != "copy":
+
+        selection = self.selection
+        if selection.group or (selection.all and self.operation != "copy"):
+            group = {"group": selection.group, "until": selection.until} if selection.group else {}
             while self.done < self.total and not self.stopping:
                 wanted = min(CHUNK, self.total - self.done)
-                done = await self._request((), most=wanted)
+                self.left.clear()
+                done = await self._request((), most=wanted, **group)
                 if done < wanted:
                     break
-            if self.done >= self.total or self.stopping:
+            if self.done >= self.total or self.stopping or group:
                 return
             self.left.clear()
             self.same = False
@@ -174,9 +174,8 @@ class Job:
             if self.stopping or passed >= most or self.done >= self.total:
                 return
             passed += len(page)
-            wanted = [one for one in page if self.selection.takes(one)]
-            free = [one["id"] for one in wanted if self.operation == "copy" or one["state"] == "available"]
-            held = len(wanted) - len(free)
+            free = [one["id"] for one in page if self.operation == "copy" or one["state"] == "available"]
+            held = len(page) - len(free)
             if held:
                 self.left[HELD] += held
             free = free[: self.total - self.done]

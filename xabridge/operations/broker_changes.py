@@ -36,6 +36,10 @@ class Kind:
         return self.sentence.format(**about)
 
 
+OTHERS: Final = "others"
+"""The id of the group of dead letters that the broker counts together, because they are of too many kinds."""
+NOTHING_SAID: Final = "nothing says why"
+"""Of a dead letter whose sender has noted nothing."""
 _WHERE: Final = {
     "move": "to {to}",
     "copy": "to {to}",
@@ -70,15 +74,46 @@ KINDS: Final = {
 }
 
 
-def of_messages(
-    operation: str, queue: str, found: Mapping[str, int], *, to: str = "", missing: int = 0, group: str = ""
-) -> str:
+def of_messages(operation: str, queue: str, found: Mapping[str, int], *, to: str = "", missing: int = 0) -> str:
     """The sentence about messages that are moved, copied, retried or purged."""
     where = _WHERE[operation].format(to=to or "the queue that you choose")
     if operation == "retry" and to:
         where += f", else to {to}"
-    sentence = _counted(operation, queue, where, found, missing)
-    return f"{sentence}; only those {group}" if group else sentence
+    return _counted(operation, queue, where, found, missing)
+
+
+def posted_words(queue: Mapping[str, Any]) -> list[str]:
+    """What is posted to a queue, and is not in it yet."""
+    prepared, pending = queue["prepared"], queue["pending"]
+    words = [f"{several(prepared, 'message')} prepared, in it when committed"] if prepared else []
+    return words + (
+        [f"{several(pending - prepared, 'message')} of transactions that are open"] if pending > prepared else []
+    )
+
+
+def branch_word(queue: Mapping[str, Any], place: int) -> str:
+    """What a branch is called that stands at this place among those that hold messages of a queue: the ones that are
+    open come first."""
+    return "open branch" if place < queue["open-branches"] else "prepared branch"
+
+
+def why_dead(letter: Mapping[str, Any]) -> list[str]:
+    """Why a message is a dead letter, or those of a group are: what it has failed with, where, and what the broker
+    says of it. Not escaped."""
+    if letter.get("id") == OTHERS:
+        return ["for many other reasons, each of few letters"]
+    said = [letter["error"]] if letter["error"] else []
+    said += [f"at {letter['place']}"] if letter["place"] else []
+    came = f"from {letter['from']}" if letter["from"] else ""
+    if came or letter["why"]:
+        said.append(f"{came}: {letter['why']}" if came and letter["why"] else came or letter["why"])
+    return said if letter["error"] or letter["why"] else [NOTHING_SAID, *said]
+
+
+def of_group(operation: str, group: Mapping[str, Any], *, to: str = "") -> str:
+    """The sentence about the dead letters that a group has now."""
+    what = of_messages(operation, group["queue"], {"available": int(group["letters"])}, to=to)
+    return f"{what}: {', '.join(why_dead(group))}. What is held, or comes later, stays"
 
 
 def _counted(operation: str, queue: str, where: str, found: Mapping[str, int], missing: int) -> str:

@@ -9,7 +9,7 @@ from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.values import Uint, Ulong
 from dtx.broker.management.request import time_of
-from dtx.broker.management.transfers import Transfer, TransferRefused, result
+from dtx.broker.management.transfers import LOOKED_AT, Transfer, TransferRefused, result
 from dtx.broker.queues.dead_letters import NOTHING_NOTED
 from dtx.broker.queues.entry import Entry, write_post
 from dtx.broker.queues.payloads import split_format
@@ -155,13 +155,24 @@ def _hexadecimal(text: str) -> int:
 
 # -- choosing
 def chosen(request: ManagementRequest, queue: Queue) -> list[Entry]:
-    """The messages that a request is about: those of `ids`, or the first `most`, or all that are there now."""
+    """The messages that a request is about: those of `ids`, or the first `most`, or all that are there now. Where it is
+    about a group, those that are to be looked at."""
     ids = request.text("ids", "")
     if ids:
         return queue.find(_numbers(ids))
-    most = request.number("most", 0)
+    most = request.number("most", 0) if not request.text("group", "") else 0
     found = list(queue)
     return found[:most] if most else found
+
+
+def _group_filter(request: ManagementRequest, queue: Queue) -> Callable[[Entry], bool] | None:
+    """Whether a letter is in the `group` of dead letters that the request is about, and came no later than the one at
+    the position `until`; None: it is about no group."""
+    group, letters = request.text("group", ""), queue.dead_letters
+    if not group:
+        return None
+    until = _hexadecimal(request.text("until"))
+    return lambda entry: entry.position <= until and letters.group_of(entry) == group
 
 
 def asked_for(request: ManagementRequest) -> int:
@@ -225,17 +236,11 @@ def _transfer(
     *,
     anew: bool = False,
 ) -> None:
-    group = request.text("group", "")
-    until = _hexadecimal(request.text("until")) if group else 0
-    letters = queue.dead_letters
-
-    def is_wanted(entry: Entry) -> bool:
-        return not group or (entry.position <= until and letters.group_of(entry) == group)
-
+    is_in_group = _group_filter(request, queue)
     Transfer(
         request.container,
         queue,
-        queue if group else chosen(request, queue),
+        queue if is_in_group is not None else chosen(request, queue),
         target,
         answer,
         who=str(request.identity),
@@ -243,8 +248,8 @@ def _transfer(
         details=details,
         anew=anew,
         asked_for=asked_for(request),
-        wanted=is_wanted,
-        most=request.number("most", 0) if group else 0,
+        is_meant=is_in_group or (lambda _: True),
+        most=request.number("most", 0),
     ).go_on()
 
 
@@ -265,6 +270,7 @@ class _Copy:
         self._queue = queue
         self._target = target
         self._answer = answer
+        self._is_meant = _group_filter(request, queue) or (lambda _: True)
         self._left = chosen(request, queue)[::-1]
         self._batch = Batch()
         self._copies: list[Entry] = []
@@ -276,11 +282,16 @@ class _Copy:
 
     def go_on(self) -> None:
         """The next message."""
+        looked_at = 0
         full = len(self._copies) >= COPIED_AT_ONCE or self._batch.octets >= COPIED_OCTETS
         while self._left and not full:
             entry = self._left.pop()
-            if entry.queue is not self._queue:
-                continue
+            looked_at += 1
+            if entry.queue is not self._queue or not self._is_meant(entry):
+                if looked_at < LOOKED_AT:
+                    continue
+                self._question.container.continue_later(self, self._question.identity.name)
+                return
             gone = self._target.deleted or self._target.closing
             if gone or self._target.refusal(entry.size):
                 self._why[f"{self._target.name} is {'gone' if gone else 'full'}"] = len(self._left) + 1

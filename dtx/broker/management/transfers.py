@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dtx.store.contract import NotStored
 
 STEP: Final = 500
-LOOKED_AT: Final = 20_000
+LOOKED_AT: Final = 2_000
 """Messages that one step looks at, to find those that are meant."""
 
 
@@ -38,8 +38,8 @@ class TransferRefused(Exception):
 class Transfer:
     """One transfer. `target` says where a message goes, None: nowhere; it raises TransferRefused for one that stays.
     `anew`: it counts as never delivered. `asked_for` is how many were named by their ids, if they were. `answer` is
-    called with how many went, and why others did not. Of `messages` only those are meant that are `wanted` when their
-    turn comes, and `most` of them."""
+    called with how many went, and why others did not. Of `messages` only those are meant of which `is_meant` says
+    so when their turn comes, and at most `most` of them go."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Transfer:
         details: dict[str, Any],
         anew: bool = False,
         asked_for: int = 0,
-        wanted: Callable[[Entry], bool] = lambda _: True,
+        is_meant: Callable[[Entry], bool] = lambda _: True,
         most: int = 0,
     ) -> None:
         self._container = container
@@ -69,10 +69,8 @@ class Transfer:
         self._anew = anew
         self._asked_for = asked_for
 
-        self._wanted = wanted
+        self._is_meant = is_meant
         self._most = most
-        self._met = 0
-        """How many were meant so far."""
         self._entry = 0
         self._done = 0
         self._unmoved: dict[str, int] = {}
@@ -85,13 +83,12 @@ class Transfer:
         while self._left and len(effects) < STEP and looked_at < LOOKED_AT:
             entry = self._left.popleft()
             looked_at += 1
-            if entry.queue is not self._queue or entry.state is State.GONE or not self._wanted(entry):
+            if entry.queue is not self._queue or entry.state is State.GONE or not self._is_meant(entry):
                 continue  # somebody took it meanwhile
-            self._met += 1
-            if self._met == self._most:
-                self._left.clear()
             try:
                 effects.append(self._plan(entry, batch))
+                if self._done + len(effects) == self._most:
+                    self._left.clear()
             except TransferRefused as why:
                 self._unmoved[str(why)] = self._unmoved.get(str(why), 0) + 1
 

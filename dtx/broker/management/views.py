@@ -107,6 +107,7 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
         "held": Ulong(queue.counters.held),
         "delayed": Ulong(queue.counters.delayed),
         "pending": Ulong(queue.counters.pending),
+        "prepared": Ulong(index.posted_to(queue.name)),
         "consumers": Ulong(queue.attached),
         "willing": Ulong(queue.consumers),
         "came": Ulong(queue.counters.came),
@@ -122,6 +123,7 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
         "max-octets": Ulong(queue.settings.max_octets),
         "when-full": str(queue.settings.when_full),
         "branches": Ulong(len(working) + len(prepared)),
+        "open-branches": Ulong(len(working)),
         "locked-by": locked_by,
     }
 

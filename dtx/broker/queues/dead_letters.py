@@ -14,6 +14,7 @@ groups. A letter that would need one more is counted in `others`, as long as it 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -165,6 +166,7 @@ class DeadLetters:
         self._others.count = self.count = 0
 
 
+@lru_cache(maxsize=1024)
 def kind_of(origin: Origin) -> Origin:
     """What letters that are alike have in common."""
     error = origin.error

@@ -145,6 +145,8 @@ class BranchIndex:
         """Branches that were prepared since somebody asked."""
         self._holdings: dict[Branch, Mapping[str, tuple[int, int]]] = {}
         self._by_queue: dict[str, dict[Branch, None]] = {}
+        self._posted: Counter[str] = Counter()
+        """By queue: how many messages all of them post."""
 
     def add(self, branch: Branch) -> None:
         """A branch is prepared."""
@@ -155,11 +157,12 @@ class BranchIndex:
         if branch in self._fresh:
             del self._fresh[branch]
         elif self._holdings:
-            for queue in self._holdings.pop(branch, ()):
+            for queue, (_, posted) in self._holdings.pop(branch, {}).items():
                 branches = self._by_queue[queue]
                 del branches[branch]
+                self._posted[queue] -= posted
                 if not branches:
-                    del self._by_queue[queue]
+                    del self._by_queue[queue], self._posted[queue]
 
     def holdings(self, branch: Branch) -> Mapping[str, tuple[int, int]]:
         """By queue: how many messages the branch retires, and how many it posts."""
@@ -171,9 +174,14 @@ class BranchIndex:
         while self._fresh:
             branch, _ = self._fresh.popitem()
             held = self._holdings[branch] = branch.work.holdings()
-            for name in held:
+            for name, (_, posted) in held.items():
                 self._by_queue.setdefault(name, {})[branch] = None
+                self._posted[name] += posted
         return self._by_queue.get(queue, {})
+
+    def posted_to(self, queue: str) -> int:
+        """How many messages the branches that `of` has found post to a queue."""
+        return self._posted[queue]
 
 
 class Registry:

@@ -175,9 +175,16 @@ def test_held_letters_of_a_group_stay(world: World, peer: Peer) -> None:
 
 def test_a_group_among_many_letters_is_found_in_steps(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "LOOKED_AT", 10)
+    monkeypatch.setattr("dtx.broker.management.messages.LOOKED_AT", 10)
     send(peer, *(letter("ValueError: no") for _ in range(45)), *(letter("KeyError: x") for _ in range(2)))
     shown = groups(peer)[1]
+    assert change(peer, "copy", shown, to="q.dead") == {"done": 2, "left": {}}
     assert change(peer, "purge", shown) == {"done": 2, "left": {}}
+    assert [group["letters"] for group in groups(peer)] == [45, 2], "the copies came later"
+    assert manage(peer, operation="purge", queue="q.dead", group="others", until="ffffffffff") == {
+        "done": 0,
+        "left": {},
+    }
 
 
 def test_a_retry_does_not_believe_a_sender(peer: Peer) -> None:

@@ -85,7 +85,7 @@ def test_what_there_is_is_shown_in_sixty_columns(broker: EmbeddedBroker, traffic
     assert lines[0].split() == ["QUEUE", "DEPTH", "HELD", "SIZE", "OLDEST", "CONS", "IN/S", "OUT/S"]
     at = lines.index(next(line for line in lines if line.startswith("orders")))
     assert lines[at].split()[1:3] == ["3", "1"]
-    assert lines[at + 1].startswith("    1 held by branch 1_")
+    assert lines[at + 1].startswith("    1 held by prepared branch")
     assert lines[lines.index(LONG) + 1].split()[0] == "1"
     (orders,) = shell.value("queues", "ord*")
     assert (orders["name"], orders["depth"], orders["held"], orders["came"]) == ("orders", 3, 1, 3)
@@ -150,8 +150,11 @@ def test_dead_letters_are_found_read_and_retried(traffic: Traffic, shell: Shell)
     traffic.reject("orders", 2)
     lines = shell.lines("dead")
     assert max(map(len, lines)) <= tables.WIDTH
-    assert lines[2] == "    from orders: rejected"
-    (first, second) = shell.value("dead", "orders.dead")
+    assert [line.strip() for line in lines[2:4]] == ["in orders.dead", "from orders: rejected"]
+    (group,) = shell.value("dead", "orders.dead")
+    assert (group["letters"], group["from"], group["why"]) == (2, "orders", "rejected")
+    assert "    from orders: rejected" in shell.lines("dead", "--all")
+    (first, second) = shell.value("dead", "orders.dead", "--all")
     assert (first["from"], first["why"], first["queue"]) == ("orders", "rejected", "orders.dead")
     assert shell.lines("read", "orders.dead", second["id"])[-1] == r"second \x1b[2J"
     assert shell.value("read", "orders.dead", first["id"])["body"] == "first"
@@ -324,20 +327,56 @@ def test_a_password_is_rotated_while_everything_runs(
 
 
 def test_dead_letters_that_a_consumer_sent_are_found(traffic: Traffic, shell: Shell) -> None:
-    """The broker knows of these only in which queue they are; why, their annotations say."""
+    """Why, their annotations say, which the broker has read as they came."""
     traffic.post("orders", Message("alive"))
     letter = Message("order", annotations={"x-opt-dead-reason": "ValueError: no\x1b[2J", "x-opt-dead-queue": "orders"})
     traffic.post("orders.dead", letter)
-    (told,) = shell.value("dead")
-    assert (told["queue"], told["from"], told["why"]) == ("orders.dead", None, None)
-    assert [line.strip() for line in shell.lines("dead")][-1].startswith("sent there: ")
-    assert r"x-opt-dead-reason: ValueError: no\x1b[2J" in shell.lines("read", "orders.dead", told["id"])
-    assert shell.value("read", "orders.dead", told["id"])["annotations"]["x-opt-dead-queue"] == "orders"
-    assert len(shell.value("dead", "orders*")) == 2
+
+    (found,) = shell.value("dead", "--all")
+    assert (found["queue"], found["from"], found["why"]) == ("orders.dead", "orders", None)
+    shown: list[tuple[str, ...]] = [(), ("--all",)]
+    for words in shown:
+        said = [line.strip() for line in shell.lines("dead", *words)]
+        assert said[said.index(r"ValueError: no\x1b[2J") + 1] == "from orders"
+    assert r"x-opt-dead-reason: ValueError: no\x1b[2J" in shell.lines("read", "orders.dead", found["id"])
+    assert shell.value("read", "orders.dead", found["id"])["annotations"]["x-opt-dead-queue"] == "orders"
+    assert len(shell.value("dead", "orders*", "--all")) == 2
     assert shell.lines("retry", "orders.dead", "--yes")[-1] == "1 message done"
     assert [one["state"] for one in shell.value("messages", "orders")] == ["available"] * 2
-    assert shell.run("dead", "orders.daed") == (5, "")
-    assert "there is no queue 'orders.daed'" in shell.error
+    mistyped: list[tuple[str, ...]] = [
+        ("dead", "orders.daed"),
+        ("dead", "orders.daed", "--all"),
+        ("queues", "orders.daed"),
+    ]
+    for words in mistyped:
+        assert shell.run(*words) == (1, "")
+        assert "there is no queue 'orders.daed'; did you mean orders.dead" in shell.error
+
+
+def test_a_group_of_dead_letters_is_retried_and_purged(traffic: Traffic, shell: Shell) -> None:
+    notes = {"x-opt-dead-place": "/srv/shop/orders.py:17 in handle", "x-opt-dead-queue": "orders"}
+    for error, count in (("ValueError: no customer {}", 3), ("KeyError: 'tax {}'", 2)):
+        for number in range(count):
+            letter = Message(number, annotations={"x-opt-dead-reason": error.format(number), **notes})
+            traffic.post("orders.dead", letter)
+    traffic.post("orders", Message("alive"))
+    lines = [line.strip() for line in shell.lines("dead")]
+    assert max(map(len, lines)) <= tables.WIDTH
+    at = lines.index("ValueError: no customer 0")
+    assert lines[at + 1 : at + 3] == ["at /srv/shop/orders.py:17 in handle", "from orders"]
+    assert lines[at - 2].split()[1] == "3", "the largest group comes first"
+    assert "and 2 letters in 1 group more: --most N shows them" in shell.lines("dead", "--most", "1")
+
+    first, second = [group["id"] for group in shell.value("dead")]
+    (said,) = shell.lines("retry", "orders.dead", "--group", first, "--dry-run")
+    assert said.startswith("would retry 3 messages of orders.dead to where they came from: ValueError: no customer 0,")
+    assert shell.run("purge", "orders.dead", "--group", second) == (5, ""), "it asks"
+    assert shell.lines("purge", "orders.dead", "--group", second, "--yes") == ["2 messages done"]
+    assert shell.value("retry", "orders.dead", "--group", first, "--most", "2") == {"done": 2, "left": {}}
+    assert depths(shell) == {"orders": 3, "orders.dead": 1}
+    assert shell.run("retry", "orders.dead", "--group", second) == (5, "")
+    assert "`dead orders.dead` shows the groups" in shell.error
+    assert any(f"group {first}" in line for line in shell.lines("audit"))
 
 
 def test_tables() -> None:
@@ -358,5 +397,5 @@ def test_tables() -> None:
     )
     assert [line.index("available") for line in lines[1:]] == [5, 8, 7]
     letters = [{"id": "1000000001d", "state": "available", "octets": 104, "since": 0, "queue": f"{'队' * 12}.dead",
-                "from": "orders", "why": "rejected"}]  # fmt: skip
+                "from": "orders", "why": "rejected", "error": None, "place": None}]  # fmt: skip
     assert tables.dead(letters, 0)[2] == f"    in {'队' * 12}.dead"

@@ -19,7 +19,7 @@ from xa import Code
 from xa.printable import escaped
 from xabridge.cli.output import asks_for_yes, write_json
 from xabridge.exit_codes import Exit
-from xabridge.operations.broker_changes import KINDS, of_messages
+from xabridge.operations.broker_changes import KINDS, of_group, of_messages
 from xabridge.text import age, several
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def change_messages(management: ManagementClient, arguments: Namespace) -> Exit:
     ones, or all that are there."""
     operation, ids = arguments.action, arguments.id
     target = {"to": arguments.to} if "to" in arguments else {}
+    if arguments.group is not None:
+        return _change_group(management, arguments, target)
     found = _chosen(management, arguments.queue, set(ids), arguments.most)
     missing = len(set(ids)) - sum(found.values()) if ids else 0
     what = of_messages(operation, arguments.queue, found, missing=missing, **target)
@@ -43,6 +45,28 @@ def change_messages(management: ManagementClient, arguments: Namespace) -> Exit:
         return Exit.REFUSED
 
     answer = management.ask(operation, queue=arguments.queue, ids=",".join(ids), most=arguments.most, **target)
+    return _done(arguments, answer)
+
+
+def _change_group(management: ManagementClient, arguments: Namespace, target: Mapping[str, str]) -> Exit:
+    """The same of a group of dead letters: those that it has now, and none that comes later."""
+    operation, queue = arguments.action, arguments.queue
+    groups = management.pages("dead-letters", key="position", queue=queue)
+    group = next((one for one in groups if one["id"] == arguments.group), None)
+    if group is None:
+        message = (
+            f"there are no dead letters of the group {arguments.group} in {queue}: `dead {queue}` shows the groups"
+        )
+        raise RefusedError(Refusal(Condition.NOT_FOUND, message, Code.XAER_NOTA))
+    what = of_group(operation, group, **target)
+    if not may(arguments, what, asks=KINDS[operation].loses):
+        return Exit.DONE if arguments.dry_run else Exit.REFUSED
+    most = min(arguments.most or group["letters"], group["letters"])
+    answer = management.ask(operation, queue=queue, group=group["id"], until=group["until"], most=int(most), **target)
+    return _done(arguments, answer)
+
+
+def _done(arguments: Namespace, answer: Mapping[str, Any]) -> Exit:
     left: Mapping[str, int] = answer["left"]
     if arguments.json:
         write_json({"done": answer["done"], "left": dict(left)})

@@ -78,10 +78,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 def _add_messages(action: _Action) -> None:
     for name, summary, run_action, queue in (
         ("messages", "show the messages of a queue, without their content", messages.messages, None),
-        ("dead", "show dead letters: from where, why, since when", messages.dead, "*"),
+        ("dead", "show dead letters in groups: why, where it was raised, since when", messages.dead, "*"),
     ):
         added = action(name, summary, run_action)
         added.add_argument("queue", nargs=queue, metavar="QUEUE", help="the queue")
+
+        if name == "dead":
+            added.add_argument("--all", action="store_true", help="each letter, not the groups")
         _add_most(added, 50)
         _add_watch(added)
     reading = action("read", "show the content of a message", messages.read)
@@ -134,7 +137,9 @@ def _add_changes(action: _Action) -> None:
             added.add_argument("to", metavar="TO", help="the queue that they come to")
         if name == "retry":
             added.add_argument("--to", default="", metavar="QUEUE", help="where those go whose origin is not known")
-        added.add_argument("--id", action="append", default=[], metavar="ID", help="only this message (repeatable)")
+        which = added.add_mutually_exclusive_group()
+        which.add_argument("--id", action="append", default=[], metavar="ID", help="only this message (repeatable)")
+        which.add_argument("--group", metavar="ID", help="only this group of dead letters, as `dead` shows it")
         _add_most(added, 0)
     change("create", "create a queue", changes.create, "QUEUE", "its name")
     deleting = change("delete", "delete a queue", changes.delete, "QUEUE", "its name")
@@ -218,6 +223,8 @@ def run(arguments: Namespace) -> int:
     try:
         with ManagementClient(url) as management:
             return int(arguments.run_action(management, arguments))
+    except views.NoSuchQueue as error:
+        return _complain(arguments, str(error), Exit.FAILED)
     except RefusedError as error:
         return _complain(arguments, error.refusal.description or str(error.refusal.condition), Exit.REFUSED)
     except XaError as error:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dtx.amqp.conditions import Condition
-from dtx.protocol.conditions import Refusal, RefusedError
 from rm_amqp.message import Message
-from xa import Code
 from xa.printable import escaped
 from xabridge.cli.broker import tables
-from xabridge.cli.broker.views import Found, fits, shown
+from xabridge.cli.broker.views import Found, fits, no_such_queue, shown
 from xabridge.cli.output import write_json
 from xabridge.exit_codes import Exit
 from xabridge.text import json_value
@@ -34,7 +31,29 @@ def messages(management: ManagementClient, arguments: Namespace) -> Exit:
 
 
 def dead(management: ManagementClient, arguments: Namespace) -> Exit:
-    """`xabridge broker dead [QUEUE…]`: dead letters, of all queues or of some."""
+    """`xabridge broker dead [QUEUE…]`: dead letters in groups, of all queues or of some; with --all one by one."""
+    if arguments.all:
+        return _letters(management, arguments)
+    wanted: list[str] = arguments.queue
+
+    def look() -> Found:
+        for name in wanted:
+            if "*" not in name and not management.ask("queues", queue=name):
+                raise no_such_queue(management, name)
+        found = [
+            one
+            for one in management.pages("dead-letters", key="position")
+            if not wanted or any(fits(one["queue"], pattern) for pattern in wanted)
+        ]
+        return sorted(found, key=lambda one: (-one["letters"], one["queue"], one["id"]))
+
+    def lines(found: Sequence[dict[str, Any]], now_ms: int) -> list[str]:
+        return tables.dead_groups(found, now_ms, arguments.most)
+
+    return shown(management, arguments, look, lines)
+
+
+def _letters(management: ManagementClient, arguments: Namespace) -> Exit:
     wanted: list[str] = arguments.queue
 
     def look() -> Found:
@@ -48,7 +67,7 @@ def dead(management: ManagementClient, arguments: Namespace) -> Exit:
                 letters = management.pages("messages", key="position", queue=name)
                 found += ({"queue": name, **one} for one in islice(letters, arguments.most + 1 - len(found)))
         if left:
-            raise RefusedError(Refusal(Condition.NOT_FOUND, f"there is no queue {min(left)!r}", Code.XAER_NOTA))
+            raise no_such_queue(management, min(left))
         return found
 
     return _some(management, arguments, look, tables.dead)

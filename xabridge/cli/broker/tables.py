@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xa import Xid
 from xa.printable import escaped
-from xabridge.operations.broker_changes import old_password
+from xabridge.operations.broker_changes import branch_word, old_password, posted_words, why_dead
 from xabridge.text import age, amount, columns, octets, several, table_row, transaction_name
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ INDENT: Final = "    "
 SHOWN_BRANCHES: Final = 5
 QUEUE_COLUMNS: Final = 24
 """A longer name of a queue of dead letters stands below."""
-SENT_THERE: Final = "sent there: a consumer says why in what `read` shows"
 
 
 def since(now_ms: int, then_ms: int | None) -> str:
@@ -82,10 +81,9 @@ def _notes(queue: Mapping[str, Any]) -> list[str]:
         notes += wrapped(
             f"{several(queue['unreadable'], 'message')} can't be read: `xabridge check` says what is damaged"
         )
-    if queue["pending"]:
-        notes.append(f"{several(queue['pending'], 'message')} to come, of transactions that are open")
-    for xid, count in list(queue["locked-by"].items())[:SHOWN_BRANCHES]:
-        notes += wrapped(f"{count} held by branch {_name(xid)}")
+    notes += posted_words(queue)
+    for place, (xid, count) in enumerate(list(queue["locked-by"].items())[:SHOWN_BRANCHES]):
+        notes += wrapped(f"{count} held by {branch_word(queue, place)} {_name(xid)}")
     left = queue["branches"] - min(len(queue["locked-by"]), SHOWN_BRANCHES)
     if left:
         notes.append(f"and {several(left, 'branch')} more")
@@ -114,7 +112,7 @@ def messages(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
                 left,
             )
         )
-        notes = [] if one["why"] is None else wrapped(f"from {escaped(one['from'])}: {escaped(one['why'])}")
+        notes = _why_dead(one) if one["why"] or one["error"] else []
         below.append([*notes, "can't be read from the store"] if one.get("unreadable") else notes)
     return table(("ID", "STATE", "SIZE", "TRIES", "AGE", "EXPIRES"), rows, below, left=2)
 
@@ -128,12 +126,37 @@ def dead(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
         rows.append(
             (one["id"], one["state"], octets(one["octets"]), since(now_ms, one["since"]), escaped(one["queue"]))
         )
-        origin = SENT_THERE if one["why"] is None else f"from {one['from']}: {one['why']}"
-        below.append(wrapped(escaped(origin)))
+        below.append(_why_dead(one))
     if max(columns(row[-1]) for row in rows) <= QUEUE_COLUMNS:
         return table(("ID", "STATE", "SIZE", "DEAD", "QUEUE"), rows, below, left=2)
     below = [[*wrapped(f"in {row[-1]}"), *lines] for row, lines in zip(rows, below, strict=True)]
     return table(("ID", "STATE", "SIZE", "DEAD"), [row[:-1] for row in rows], below, left=2)
+
+
+def dead_groups(found: Sequence[Mapping[str, Any]], now_ms: int, most: int) -> list[str]:
+    """The table of groups of dead letters, the first `most`, and how many letters the others have."""
+    if not found:
+        return ["no dead letters"]
+    rows, below = [], []
+    for one in found[:most]:
+        rows.append((one["id"], amount(one["letters"]), since(now_ms, one["since"])))
+        below.append([*wrapped(f"in {escaped(one['queue'])}"), *_why_dead(one)])
+
+    lines = table(("GROUP", "LETTERS", "LATEST"), rows, below)
+    others = found[most:]
+    if others:
+        letters = several(sum(one["letters"] for one in others), "letter")
+        lines.append(f"and {letters} in {several(len(others), 'group')} more: --most N shows them")
+    return [
+        *lines,
+        "",
+        "retry QUEUE --group GROUP sends those of one back; purge too",
+        "deletes them. --all lists each",
+    ]
+
+
+def _why_dead(letter: Mapping[str, Any]) -> list[str]:
+    return [line for said in why_dead(letter) for line in textwrap.wrap(escaped(said), WIDTH - len(INDENT))]
 
 
 def users(found: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from datetime import datetime
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 Found: TypeAlias = "list[dict[str, Any]]"
 
 LEAST_PAUSE_S: Final = 0.05
+SUGGESTED: Final = 3
+LIKE: Final = 0.6
+"""Names that are suggested in place of a wrong one, and how like it they are at least."""
 _CLEAR: Final = "\x1b[H\x1b[J"
 
 
@@ -34,9 +38,24 @@ def queues(management: ManagementClient, arguments: Namespace) -> Exit:
         found: Found = list(management.pages("queues", key="name"))
         wanted: list[str] = arguments.name
         chosen = [one for one in found if any(fits(one["name"], pattern) for pattern in wanted)]
+        if wanted and not chosen and arguments.watch is None:
+            raise no_such_queue(management, wanted[0])
         return chosen if wanted else [one for one in found if one["lasting"]]
 
     return shown(management, arguments, look, tables.queues)
+
+
+def no_such_queue(management: ManagementClient, name: str) -> NoSuchQueue:
+    """The error about a queue that is not there, with the names that are like its own."""
+    names = [str(one["name"]) for one in management.pages("queues", key="name")]
+    folded = {one.casefold(): one for one in names}
+    close = [folded[one] for one in get_close_matches(name.casefold(), folded, SUGGESTED, LIKE)]
+    like = f"; did you mean {' or '.join(close)}?" if close else ""
+    return NoSuchQueue(f"there is no queue {name!r}{like}")
+
+
+class NoSuchQueue(Exception):
+    """A queue that was named is not there. The message says which are like it."""
 
 
 def fits(name: str, pattern: str) -> bool:

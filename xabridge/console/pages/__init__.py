@@ -60,7 +60,6 @@ PAGES: Final[list[tuple[str, list[str], Page]]] = [
     ("/b/{broker}/queue/new", _POST, queues.create),
     ("/b/{broker}/message", _GET, messages.message),
     ("/b/{broker}/message", _POST, messages.read),
-    ("/b/{broker}/reasons", _POST, dead_letters.reasons),
     ("/b/{broker}/connection", _GET, connections.connection),
     ("/b/{broker}/user", _GET, users.user),
     ("/b/{broker}/user/password", _POST, users.set_password),

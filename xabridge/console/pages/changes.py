@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from xabridge.console.brokers import RequestRefused
-from xabridge.console.change_job import LOOKED_AT, Job, Progress, Selection, count
+from xabridge.console.change_job import Job, Progress, Selection, count, group_of
 from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each
 from xabridge.console.view import PageView, address
 from xabridge.operations import broker_changes
@@ -32,6 +32,7 @@ AUDITED: Final = 50
 MOST_IDS: Final = 500
 MOST_JOBS: Final = 20
 _ONCE: Final = re.compile(r"[A-Za-z0-9_-]{16}")
+_POSITION: Final = re.compile(r"[0-9a-f]{1,16}")
 
 
 def _kind(request: Request) -> Kind:
@@ -43,8 +44,7 @@ def _kind(request: Request) -> Kind:
 
 def _selection(fields: Mapping[str, str]) -> Selection:
     ids = tuple(dict.fromkeys(one for one in fields.get("ids", "").split(",") if one))[:MOST_IDS]
-    group = (fields.get("from", ""), fields.get("why", "")) if "why" in fields else None
-    return Selection(fields.get("queue", ""), ids, group)
+    return Selection(fields.get("queue", ""), ids, fields.get("group", ""), fields.get("until", ""))
 
 
 async def preview(_console: Console, request: Request, session: Session) -> PageView:
@@ -57,15 +57,15 @@ async def preview(_console: Console, request: Request, session: Session) -> Page
     if not rights.manage:
         raise RequestRefused(f"{rights.user} may not manage this broker", right=True)
 
-    sentences, total, whole = await _preview(link, kind, fields)
-    about = {name: fields[name] for name in (*kind.about, "ids", "from", "why") if name in fields}
+    sentences, total, until = await _preview(link, kind, fields)
+    about = {name: fields[name] for name in (*kind.about, "ids", "group") if name in fields}
+    if until:
+        about["until"] = until
     context = {
         "title": kind.verb,
         "kind": kind,
         "sentences": sentences,
         "total": total,
-        "whole": whole,
-        "looked_at": LOOKED_AT,
         "about": about,
         "asks": kind.asks,
         "once": secrets.token_urlsafe(12),
@@ -75,27 +75,22 @@ async def preview(_console: Console, request: Request, session: Session) -> Page
     return PageView("preview.html", context)
 
 
-async def _preview(link: BrokerLink, kind: Kind, fields: Mapping[str, str]) -> tuple[list[str], int, bool]:
-    """The sentences, how many messages it is about, and whether that was counted to the end."""
+async def _preview(link: BrokerLink, kind: Kind, fields: Mapping[str, str]) -> tuple[list[str], int, str]:
+    """The sentences, how many messages it is about, and the position of the last one, where they are a group."""
     if kind.of_messages:
-        selection = _selection(fields)
-        found, whole = await count(link, selection)
+        selection, to = _selection(fields), fields.get("to", "")
+        if selection.group:
+            group = await group_of(link, selection)
+            said = broker_changes.of_group(kind.operation, group, to=to)
+            return [said], int(group["letters"]), group["until"]
+        found = await count(link, selection)
         missing = len(selection.ids) - sum(found.values()) if selection.ids else 0
-        group = ""
-        if selection.group is not None:
-            origin, why = selection.group
-            group = (f"from {origin}: " if origin else "") + (why or "without a reason of the broker's")
-
         total = found["available"] + (found["held"] if kind.operation == "copy" else 0)
-        if not whole:  # it may be any of them
-            total = int((await link.queue(selection.queue))["depth"])
-        said = broker_changes.of_messages(
-            kind.operation, selection.queue, found, to=fields.get("to", ""), missing=missing, group=group
-        )
-        return [said], total, whole
+        said = broker_changes.of_messages(kind.operation, selection.queue, found, to=to, missing=missing)
+        return [said], total, ""
     if "queue" in kind.about:
-        return broker_changes.of_queue(kind.operation, await link.queue(fields.get("queue", ""))), 1, True
-    return broker_changes.of_others(kind.operation, fields.get(kind.about[0], "")), 1, True
+        return broker_changes.of_queue(kind.operation, await link.queue(fields.get("queue", ""))), 1, ""
+    return broker_changes.of_others(kind.operation, fields.get(kind.about[0], "")), 1, ""
 
 
 async def _names(link: BrokerLink) -> list[str]:
@@ -142,7 +137,9 @@ async def _begun(console: Console, session: Session, link: BrokerLink, kind: Kin
     if "to" in kind.asks and not to:
         raise RequestRefused("nothing was done: choose the queue that they come to")
 
-    sentences, total, whole = await _preview(link, kind, fields)
+    if "group" in fields and not _POSITION.fullmatch(fields.get("until", "")):
+        raise RequestRefused("nothing was done: look at what it would do first")
+    sentences, total, _ = await _preview(link, kind, fields)
     shown = fields.get("total", "")
     if shown.isascii() and shown.isdecimal():
         total = min(total, int(shown[:18]))  # not what came since the preview
@@ -150,7 +147,7 @@ async def _begun(console: Console, session: Session, link: BrokerLink, kind: Kin
         return session.jobs[number]
 
     arguments = {"to": to} if to else {}
-    job = Job(number, link, kind.operation, _selection(fields), arguments, sentences[0], total, whole=whole)
+    job = Job(number, link, kind.operation, _selection(fields), arguments, sentences[0], total)
     while len(session.jobs) >= MOST_JOBS:
         del session.jobs[next(iter(session.jobs))]
     session.jobs[number] = job

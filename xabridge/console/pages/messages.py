@@ -14,6 +14,7 @@ from rm_amqp.message import Message
 from xabridge.console.brokers import RequestRefused
 from xabridge.console.pages.requests import checked_form, link_of
 from xabridge.console.view import PageView
+from xabridge.operations.broker_changes import why_dead
 from xabridge.text import json_value
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ async def _shown(link: BrokerLink, queue: str, number: str, content: bytes | Non
         "queue": queue,
         "dead_letters": found_queue["for-dead-letters"] or found_queue["dead-letters"],
         "message": found[0],
+        "why_dead": why_dead,
         "too_large": found[0]["octets"] > MAX_READ,
         "content": None if content is None else content_of(content),
         "rights": await link.rights(),
@@ -83,13 +85,3 @@ def content_of(octets: bytes) -> dict[str, Any]:
         "cut": max(len(shown) - MOST, 0),
         "kind": type(body).__name__,
     }
-
-
-def reason_of(octets: bytes) -> tuple[str, str]:
-    """The exception and its place that a consumer has noted on a dead letter."""
-    try:
-        annotations = Message.from_octets(octets).annotations or {}
-    except (DecodeError, ValueError):
-        return "this is not a message of AMQP 1.0", ""
-    texts = {str(key): value for key, value in annotations.items()}
-    return str(texts.get("x-opt-dead-reason", "no consumer has noted a reason")), str(texts.get("x-opt-dead-place", ""))

@@ -8,6 +8,7 @@ from starlette.responses import RedirectResponse, Response
 
 from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each, page_of
 from xabridge.console.view import PageView, address
+from xabridge.operations.broker_changes import branch_word, posted_words, why_dead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +79,9 @@ async def queue(console: Console, request: Request, session: Session) -> PageVie
     context = {
         "title": name,
         "queue": queue,
+        "posted_words": posted_words,
+        "branch_word": branch_word,
+        "why_dead": why_dead,
         "rights": rights,
         "links": links,
         "messages": messages,
@@ -105,7 +109,7 @@ async def _messages(link: BrokerLink, request: Request, name: str) -> tuple[list
         for one in page:
             looked += 1
             after = one["position"]
-            if any(wanted in str(one[key] or "").lower() for key in ("id", "state", "from", "why")):
+            if any(wanted in str(one[key] or "").lower() for key in ("id", "state", "from", "why", "error", "place")):
                 found.append(one)
                 if len(found) >= PAGE:
                     return found, after, False
