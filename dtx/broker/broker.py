@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.sasl import SaslServer, ServerPolicy
+from dtx.broker.access.audit import Outcome
 from dtx.broker.access.connection_limits import ConnectionLimits, network_of
 from dtx.broker.access.credentials import Credentials
 from dtx.broker.access.password_checks import PasswordChecks
@@ -233,6 +234,8 @@ class Broker:
         await self.monitoring.close()
         for server in self._servers:
             server.close()
+        if self.failure is None:
+            self.container.audit.write_sums()
         goodbye = Refusal(Condition.CONNECTION_FORCED, "the broker shuts down", Code.XAER_RMFAIL)
         for connection in tuple(self.peers):
             if self.failure is None:
@@ -365,6 +368,17 @@ class Broker:
             done(future.result() if error is None else False)
 
         self._loop.run_in_executor(self._computing, work).add_done_callback(answered)
+
+    def note_sign_in(self, network: str, sasl: SaslServer) -> None:
+        """Somebody from this network has signed in, or was refused: the audit log says so. A name that no user has is
+        not in it."""
+        audit, users = self.container.audit, self.policy.users
+        if sasl.identity is not None:
+            audit.signed_in(sasl.identity.name, network, Outcome.DONE)
+        elif users is not None and users.verifiers(sasl.tried):
+            audit.signed_in(sasl.tried, network, Outcome.REFUSED, "wrong password")
+        else:
+            audit.signed_in("", network, Outcome.REFUSED)
 
     @property
     def may_tell(self) -> bool:
@@ -623,7 +637,10 @@ class PeerProtocol(asyncio.Protocol):
         if sasl.failed:
             self._drop_computation()
             self._broker.lines.warn("%s: %s", self.address, sasl.failure)
-            delay_s = self._broker.connection_limits.failed(self.host) if sasl.mechanism else 0.0
+            delay_s = 0.0
+            if sasl.mechanism:
+                delay_s = self._broker.connection_limits.failed(self.host)
+                self._broker.note_sign_in(self.host, sasl)
             self.pause_reading()
             asyncio.get_running_loop().call_later(delay_s, self._say_no, octets)
             return
@@ -639,6 +656,7 @@ class PeerProtocol(asyncio.Protocol):
             self._broker.peers[self._connection] = self
             if not sasl.identity.is_anonymous:
                 self.payer = f"user {sasl.identity.name}"
+                self._broker.note_sign_in(self.host, sasl)
             self._connection.feed(sasl.rest)
 
     def _computed(self, result: object) -> None:

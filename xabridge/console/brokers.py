@@ -22,6 +22,7 @@ from rm_amqp.management import ManagementClient
 from xa import Code, XaError
 from xa.open_string import OpenString
 from xa.secrets import without
+from xabridge.console.browser import BROWSER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -105,6 +106,7 @@ class BrokerLink:
 
     async def ask(self, operation: str, **arguments: Any) -> Any:
         """An answer that changes nothing."""
+        arguments |= _for_browser()
         return await self._patient(lambda client: client.ask(operation, **arguments))
 
     async def pages(self, operation: str, key: str, **arguments: Any) -> list[dict[str, Any]]:
@@ -141,6 +143,7 @@ class BrokerLink:
         """Has the broker change something, after it has answered a question over the same connection.
         BrokerUnreachable, RequestRefused: nothing was done. ResultUnknown: it may have been done."""
         self._queues = None
+        arguments |= _for_browser()
         if self._failed is not None:
             self._try_again()
             raise self._failed[1]
@@ -257,6 +260,12 @@ class BrokerLink:
         client, self._client = self._client, None
         if client is not None:
             client.close()
+
+
+def _for_browser() -> dict[str, str]:
+    """What the broker's audit log is to have beside the address of the console."""
+    browser = BROWSER.get()
+    return {"browser": browser} if browser else {}
 
 
 def _translated(work: Callable[[], Any], password: str) -> Any:

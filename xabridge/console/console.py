@@ -17,6 +17,7 @@ from anyio.to_thread import run_sync
 from starlette.responses import HTMLResponse
 
 from xabridge.console.brokers import BrokerLink, BrokerProblem
+from xabridge.console.browser import BROWSER
 from xabridge.console.history import History
 from xabridge.console.nodes import NodeLink
 from xabridge.console.pipeline_watch import PipelineWatch
@@ -100,9 +101,15 @@ class Console:
         self._in_doubt = recent | {key: (recent.get(key, (now, now))[0], now) for key in keys}
         return {key: now - self._in_doubt[key][0] for key in keys}
 
-    def audit(self, session: Session, what: str, /, **about: Any) -> None:
-        """A line about something that was done."""
-        AUDIT.info("%s", json.dumps({"who": session.shown, "what": what, **about}, ensure_ascii=True))
+    def audit(self, session: Session | None, what: str, /, **about: Any) -> None:
+        """A line about something that was done, with the address of the browser."""
+        line = {
+            "who": "an unknown user" if session is None else session.shown,
+            "what": what,
+            "browser": BROWSER.get(),
+            **about,
+        }
+        AUDIT.info("%s", json.dumps(line, ensure_ascii=True))
 
     # -- answers
     def render(self, request: Request, session: Session | None, view: PageView) -> Response:

@@ -18,6 +18,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
+from xabridge.console.browser import BROWSER, browser_of
+
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -51,11 +53,13 @@ class SecurityMiddleware:
         self._app = app
         self._names = settings.names
         self._secure = settings.secure
+        self._proxies = settings.trusted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        BROWSER.set(browser_of(scope, self._proxies))
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -30,6 +30,7 @@ from xa import XaError
 from xa.configuration import FLAG, HOST_AND_PORT, TEXT, Section, declared, read_file, seconds, setting, texts, whole
 from xa.open_string import PASSWORD_ENV, OpenString, host_and_port
 from xa.secrets import expanded, hide, not_set
+from xabridge.console.browser import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,6 +116,13 @@ class ConsoleSettings:
         "other names by which browsers call the console; a request to any other name is refused",
         unset="none",
     )
+    proxies: tuple[str, ...] = setting(
+        (),
+        texts("addresses"),
+        "addresses of proxies that are believed in X-Forwarded-For: it says the browser's address for the audit log, "
+        "and which sign-ins wait for each other",
+        unset="none",
+    )
     certificate: str = setting("", TEXT, "the console's certificate, a PEM file: it speaks HTTPS")
     key: str = setting("", TEXT, "the key of the certificate, a PEM file")
     https: bool = setting(False, FLAG, "a proxy in front of the console speaks HTTPS, and passes the header Host on")
@@ -122,6 +130,11 @@ class ConsoleSettings:
     session_s: float = setting(43_200.0, TIME, "seconds after which a session ends in any case")
     sessions: int = setting(100, whole(1, MOST - 1), "the most sessions; one more ends the one that was idle longest")
     pipelines: WatchedPipelines | None = None
+
+    @property
+    def trusted(self) -> frozenset[str]:
+        """The proxies, in the form of `address_of`."""
+        return frozenset(map(address_of, self.proxies))
 
     @property
     def address(self) -> tuple[str, int]:
@@ -168,6 +181,9 @@ def console_settings(
 
 def _check_listening(made: ConsoleSettings, section: Section) -> None:
     host, _ = made.address
+    wrong = [one for one in made.proxies if not address_of(one)]
+    if wrong:
+        raise section.wrong("proxies", f"{wrong[0]!r} is no IP address")
     if bool(made.certificate) != bool(made.key):
         raise section.wrong("key" if made.certificate else "certificate", "certificate and key are given together")
     if not made.secure and not _is_loopback(host):

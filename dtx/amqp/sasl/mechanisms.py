@@ -69,11 +69,12 @@ class Compute(Generic[T]):
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """How a server's conversation ended: with an identity or None, what the outcome frame tells beside its
-    code, and the reason of a refusal for the server's own log."""
+    code, and the reason of a refusal for the server's own log. `tried`: for this name a wrong password was given."""
 
     identity: Identity | None
     additional: bytes = b""
     reason: str = ""
+    tried: str = ""
 
 
 ServerConversation: TypeAlias = "Coroutine[Exchange | Compute[object], object, Verdict]"
@@ -141,7 +142,7 @@ async def plain_server(initial: bytes, users: Verifiers) -> Verdict:
         accepted = await Compute(lambda: scram.accepting(asked, password))
         proven = _still_held(users, name, accepted)
         if proven is None:
-            return Verdict(None, reason=f"wrong name or password for {name!r}")
+            return Verdict(None, reason=f"wrong name or password for {name!r}", tried=name)
         users.remember(name, proven, password)
 
     if authzid not in {"", given}:
@@ -176,7 +177,7 @@ async def scram_server(initial: bytes, users: Verifiers, nonce: Callable[[int], 
     if final.binding != first.header.encode():
         return Verdict(None, b"e=channel-bindings-dont-match", f"{name!r} answered with another header")
     if proven is None:
-        return Verdict(None, refused, f"wrong name or password for {name!r}")
+        return Verdict(None, refused, f"wrong name or password for {name!r}", name)
     if first.authzid not in {"", first.user}:
         return Verdict(None, b"e=other-error", f"{name!r} asked to act as {first.authzid!r}")
     signature = scram.server_signature(proven.server_key, message)

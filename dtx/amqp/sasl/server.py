@@ -66,6 +66,8 @@ class SaslServer(SaslLayer):
         super().__init__(SERVER_LEGAL)
         self.identity: Identity | None = None
         self.mechanism = ""
+        self.tried = ""
+        """The name for which a wrong password was given."""
         self._policy = policy
         self._certified = certified
         self._offered = policy.offered(encrypted, certified)
@@ -132,6 +134,7 @@ class SaslServer(SaslLayer):
         additional = [verdict.additional] if verdict.additional else []
         self._send(Frame.OUTCOME, Ubyte(code), *additional)
         if verdict.identity is None:
+            self.tried = verdict.tried
             raise SaslError(f"{printable(self.mechanism, 40)}: {verdict.reason}")
         self.identity = verdict.identity
         self.state = State.DONE

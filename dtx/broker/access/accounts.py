@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.sasl.scram import Verifier
+from dtx.broker.access.audit import Actor
 from dtx.broker.access.credentials import OldPassword
 from dtx.broker.access.permissions import rule_from, section_of
 from dtx.store.contract import Batch
@@ -160,14 +161,14 @@ class Accounts:
     def _write_end(self, credentials: Credentials, name: str) -> None:
         """Writes the user's record without the old password. If the store does not take it, `look` tries again."""
         batch = Batch()
-        number = self._audit.write(batch, BROKER, "end-old-password", {"user": name})
+        number = self._audit.write(batch, Actor(BROKER), "end-old-password", {"user": name})
         change = self.write_user(batch, name, credentials.verifier(name))
 
         def written(error: NotStored | None) -> None:
             if error is None:
                 change.done()
             else:
-                self._audit.forget(number)
+                self._audit.failed(number, str(error))
                 change.undone()
 
         self._resource.submit(batch, written)

@@ -78,13 +78,14 @@ class Rule:
     def allows(self, action: Action, address: str) -> bool:
         """Whether one of the patterns for `action` fits `address`."""
         patterns: tuple[str, ...] = getattr(self, action.value)
-        return any(_fits(pattern, address) for pattern in patterns)
+        return any(fits(pattern, address) for pattern in patterns)
 
 
 EVERYTHING: Final = Rule(("*",), ("*",), ("*",), Coordination.ALL, view=True, manage=True, read_payload=True)
 
 
-def _fits(pattern: str, address: str) -> bool:
+def fits(pattern: str, address: str) -> bool:
+    """Whether an address is one that the pattern names, in which * stands for any text."""
     first, *parts = pattern.split("*")
     if not parts:
         return pattern == address

@@ -109,6 +109,6 @@ class ManagementLink(RequestLink):
             self.respond(request, encode_reply(value) if isinstance(value, Refusal) else encode(value))
 
         try:
-            carry_out(self.container, self.connection.identity, request, answer)
+            carry_out(self.container, self.connection, request, answer)
         except (RefusedError, WireError) as error:
             answer(refusal_of(error))

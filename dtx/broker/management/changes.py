@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.values import Timestamp, Ulong
+from dtx.broker.access.permissions import fits
 from dtx.broker.management.messages import queue_of
 from dtx.broker.settings import WhenFull
 from dtx.broker.transactional_resource import CONFIGURABLE, CONFIGURED, MAX_NAME, PAUSED, changed_settings, not_stored
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.amqp.values import Map, Value
+    from dtx.broker.access.audit import AuditEntry
     from dtx.broker.management.request import Answer, ManagementRequest
     from dtx.broker.queues.queue import Queue
     from dtx.store.contract import NotStored
@@ -41,14 +43,14 @@ def change(
 ) -> None:
     """Makes a change durable with its entry in the audit log, carries it out then, and answers."""
     audit = request.container.audit
-    number = audit.write(batch, str(request.identity), request.text("operation"), details)
+    number = audit.write(batch, request.actor, request.text("operation"), details)
 
     def written(error: NotStored | None) -> None:
         if error is None:
             done()
             answer({})
         else:
-            audit.forget(number)
+            audit.failed(number, str(error))
             undone()
             answer(not_stored(error, Code.XAER_RMERR))
 
@@ -215,21 +217,28 @@ def drop_branch(request: ManagementRequest, answer: Answer) -> None:
 
 # -- the audit log
 def audit(request: ManagementRequest) -> list[Value]:
-    """A page of the audit log, the newest entry first."""
-    after = request.after
+    """A page of the audit log, what began last first; with `who` and `what`, patterns in which * stands for any text,
+    of these only."""
+    after, who, what = request.after, request.text("who", "*"), request.text("what", "*")
     before = int(after, 16) if after and set(after) <= set("0123456789abcdef") else 0
-    return request.page(request.container.audit.newest(before), _entry)
+    newest = request.container.audit.newest(before)
+    return request.page((row for row in newest if fits(who, row[1].who) and fits(what, row[1].what)), _entry)
 
 
-def _entry(item: tuple[int, dict[str, Any]]) -> Map:
+def _entry(item: tuple[int, AuditEntry]) -> Map:
     number, entry = item
-    about: Map = {name: _value(value) for name, value in entry.items() if name not in {"when", "who", "what"}}
     return {
         "id": f"{number:x}",
-        "when": Timestamp(entry["when"]),
-        "who": entry["who"],
-        "what": entry["what"],
-        "about": about,
+        "when": Timestamp(entry.when_ms),
+        "first": Timestamp(entry.first_ms) if entry.count else None,
+        "count": Ulong(max(entry.count, 1)),
+        "who": entry.who,
+        "from": entry.address or None,
+        "browser": entry.browser or None,
+        "what": entry.what,
+        "outcome": entry.outcome.value,
+        "why": entry.why or None,
+        "about": {name: _value(value) for name, value in entry.about.items()},
     }
 
 

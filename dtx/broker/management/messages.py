@@ -243,7 +243,8 @@ def _transfer(
         queue if is_in_group is not None else chosen(request, queue),
         target,
         answer,
-        who=str(request.identity),
+        actor=request.actor,
+        user=request.identity.name,
         what=request.text("operation"),
         details=details,
         anew=anew,
@@ -321,8 +322,8 @@ class _Copy:
     def _write(self) -> None:
         batch, copies, self._batch, self._copies = self._batch, self._copies, Batch(), []
         details = {**self._details, "messages": self._done + len(copies)}
-        who = str(self._question.identity)
-        self._entry = self._audit.write(batch, who, "copy", details, self._entry)
+        actor = self._question.actor
+        self._entry = self._audit.write(batch, actor, "copy", details, self._entry)
         self._resource.submit(batch, lambda error: self._written(copies, error))
 
     def _written(self, copies: list[Entry], error: NotStored | None) -> None:
@@ -335,8 +336,7 @@ class _Copy:
         else:
             self._left.clear()
             self._why[not_stored(error, Code.XAER_RMERR).description] = len(copies)
-            if not self._done:
-                self._audit.forget(self._entry)
+            self._audit.failed(self._entry, str(error), messages=self._done)
         self._question.container.continue_later(self, self._question.identity.name)
 
 

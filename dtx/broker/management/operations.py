@@ -12,20 +12,25 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
+from dtx.broker.access.audit import Actor, Outcome
 from dtx.broker.access.permissions import Management
 from dtx.broker.management import changes, messages, users, views
 from dtx.broker.management.request import ManagementRequest
-from dtx.protocol.conditions import refused
+from dtx.protocol.conditions import Refusal, RefusedError, refused
 from xa import Code
+from xa.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.amqp.messages import Request
     from dtx.amqp.sasl.mechanisms import Identity
-    from dtx.amqp.values import Value
-    from dtx.broker.container import Container
+    from dtx.amqp.values import Map, Value
+    from dtx.broker.container import Container, ServedConnection
     from dtx.broker.management.request import Answer
+
+MOST_ABOUT: Final = 100
+"""Characters of an argument of a refused request that the audit log keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +83,13 @@ OPERATIONS: Final[dict[str, Operation]] = {
 }
 
 
-def carry_out(container: Container, identity: Identity, request: Request, answer: Answer) -> None:
-    """Carries a request out; `answer` is called with the response. RefusedError, WireError: the request is refused, and
-    nothing was done."""
-    permissions = container.permissions
+def carry_out(container: Container, connection: ServedConnection, request: Request, answer: Answer) -> None:
+    """Carries a request of this connection out; `answer` is called with the response. RefusedError, WireError: the
+    request is refused, and nothing was done; the audit log says so."""
+    identity, permissions = connection.identity, container.permissions
+    actor = Actor(str(identity), connection.peer)
     if not any(permissions.may_manage(identity, each) for each in Management):  # nothing of the request is decoded
+        container.audit.asked(actor, "management", Outcome.REFUSED, "no permission", {})
         raise _unauthorized(identity, Management.VIEW)
     arguments = request.application_properties()
     name = arguments.get("operation")
@@ -91,9 +98,37 @@ def carry_out(container: Container, identity: Identity, request: Request, answer
         if not permissions.may_manage(identity, Management.VIEW):
             raise _unauthorized(identity, Management.VIEW)
         raise WireError(Condition.NOT_IMPLEMENTED, f"operation is one of {', '.join(sorted(OPERATIONS))}")
-    if not permissions.may_manage(identity, found.needs):
-        raise _unauthorized(identity, found.needs)
-    found.carry_out(ManagementRequest(container, identity, arguments), answer)
+
+    try:
+        asked = ManagementRequest(container, identity, arguments, connection.peer)
+        actor = asked.actor
+        if not permissions.may_manage(identity, found.needs):
+            raise _unauthorized(identity, found.needs)
+        found.carry_out(asked, _audited(asked, answer) if found.needs is Management.READ_PAYLOAD else answer)
+    except (RefusedError, WireError) as error:
+        condition = error.refusal.condition if isinstance(error, RefusedError) else error.condition
+        if found.needs is not Management.VIEW or condition == Condition.UNAUTHORIZED:
+            why = error.refusal.description if isinstance(error, RefusedError) else str(error)
+            container.audit.asked(actor, str(name), Outcome.REFUSED, why or "", _about(arguments))
+        raise
+
+
+def _audited(request: ManagementRequest, answer: Answer) -> Answer:
+    """`answer`, for what has read the content of a message."""
+
+    def answered(value: Value | Refusal) -> None:
+        outcome, why = (Outcome.FAILED, value.description or "") if isinstance(value, Refusal) else (Outcome.DONE, "")
+        about = {"queue": request.text("queue")}
+        request.container.audit.asked(request.actor, request.text("operation"), outcome, why, about)
+        answer(value)
+
+    return answered
+
+
+def _about(arguments: Map) -> dict[str, str]:
+    """To what a refused request was: what peers may choose is cut."""
+    named = {name: arguments.get(name) for name in ("queue", "user", "connection", "xid")}
+    return {name: printable(value, MOST_ABOUT) for name, value in named.items() if isinstance(value, str)}
 
 
 def _unauthorized(identity: Identity, needs: Management) -> Exception:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.values import Timestamp
+from dtx.broker.access.audit import Actor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,10 +29,19 @@ MAX_PAGE: Final = 1000
 class ManagementRequest:
     """Who asks what. WireError for an argument that is missing, or of another type."""
 
-    def __init__(self, container: Container, identity: Identity, arguments: Map) -> None:
+    def __init__(self, container: Container, identity: Identity, arguments: Map, address: str) -> None:
         self.container = container
         self.identity = identity
         self._arguments = arguments
+        self.actor = Actor(str(identity), address, self._browser())
+
+    def _browser(self) -> str:
+        """The address of the browser for which a console asks, as the console says it."""
+        said = self.text("browser", "")
+        try:
+            return str(ip_address(said)) if said else ""
+        except ValueError:
+            raise _wrong("browser is an address") from None
 
     def text(self, name: str, default: str | None = None) -> str:
         """A string."""

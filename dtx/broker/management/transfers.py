@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from dtx.amqp.values import Map
+    from dtx.broker.access.audit import Actor
     from dtx.broker.container import Container
     from dtx.broker.queues.queue import Queue
     from dtx.store.contract import NotStored
@@ -49,7 +50,8 @@ class Transfer:
         target: Callable[[Entry], Queue | None],
         answer: Callable[[Map], None],
         *,
-        who: str,
+        actor: Actor,
+        user: str,
         what: str,
         details: dict[str, Any],
         anew: bool = False,
@@ -63,7 +65,8 @@ class Transfer:
         self._left = deque(messages)
         self._target = target
         self._answer = answer
-        self._who = who
+        self._actor = actor
+        self._user = user
         self._what = what
         self._details = details
         self._anew = anew
@@ -94,12 +97,12 @@ class Transfer:
 
         if not effects:
             if self._left:
-                self._container.continue_later(self, self._who)
+                self._container.continue_later(self, self._user)
             else:
                 self._answer(result(self._done, self._unmoved, self._asked_for))
             return
         details = {**self._details, "messages": self._done + len(effects)}
-        self._entry = self._container.audit.write(batch, self._who, self._what, details, self._entry)
+        self._entry = self._container.audit.write(batch, self._actor, self._what, details, self._entry)
         self._resource.submit(batch, lambda error: self._written(effects, error))
 
     def _plan(self, entry: Entry, batch: Batch) -> MessageMove:
@@ -140,10 +143,9 @@ class Transfer:
         else:
             self._left.clear()
             self._unmoved[f"the store did not take it: {error}"] = len(effects)
-            if not self._done:
-                self._container.audit.forget(self._entry)
+            self._container.audit.failed(self._entry, str(error), messages=self._done)
         if self._left:
-            self._container.continue_later(self, self._who)
+            self._container.continue_later(self, self._user)
         else:
             self._answer(result(self._done, self._unmoved, self._asked_for))
 

@@ -183,7 +183,7 @@ def test_a_user_that_is_removed_is_sent_away_and_stays_away() -> None:
     assert manage(operator, operation="remove-user", user="alice").condition == Condition.NOT_FOUND
 
 
-def test_nobody_locks_himself_out() -> None:
+def test_no_user_locks_itself_out() -> None:
     world = WithUsers()
     operator = world.connect("operator")
     for told in (

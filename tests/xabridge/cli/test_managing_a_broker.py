@@ -169,7 +169,7 @@ def test_dead_letters_are_found_read_and_retried(traffic: Traffic, shell: Shell)
     assert shell.lines("dead") == ["no dead letters"]
     assert [one["deliveries"] for one in shell.value("messages", "orders")] == [0, 0]
     assert max(map(len, shell.lines("messages", "orders", "--most", "1"))) <= tables.WIDTH
-    assert [one["what"] for one in shell.value("audit")] == ["retry", "retry"]
+    assert [one["what"] for one in shell.value("audit", "--what", "retry")] == ["retry", "retry"]
     assert any("retry: queue orders.dead" in line for line in shell.lines("audit"))
 
 
@@ -280,7 +280,17 @@ def test_users_and_permissions_are_changed_while_the_broker_runs(
         assert shell.lines("remove-user", "alice", "--yes")[0].startswith("done: remove the user alice")
         assert alice.run("queues")[0] == 5
         assert shell.run("forbid", "operator", "--yes") == (5, "")
-        assert [one["what"] for one in shell.value("audit")] == ["remove-user", "set-permissions", "set-user"]
+        entries = [(one["who"], one["what"], one["outcome"]) for one in shell.value("audit")]
+        assert [what for who, what, outcome in entries if (who, outcome) == ("operator", "done")] == [
+            "remove-user", "sign-in", "set-permissions", "set-user", "sign-in",
+        ]  # fmt: skip
+        assert ("alice", "create-queue", "refused") in entries
+        assert ("operator", "remove-permissions", "refused") in entries
+        lines = shell.lines("audit", "--who", "alice", "--what", "create-*")
+        assert lines[0].endswith("  alice")
+        assert lines[1:3] == ["    create-queue: queue q", "    refused: alice may not manage this broker"]
+        assert lines[3].startswith("    from 127.0.0.1:")
+        assert shell.lines("audit", "--who", "bob") == ["no entries"]
     finally:
         broker.stop()
 

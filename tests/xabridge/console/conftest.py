@@ -27,6 +27,8 @@ from xabridge.console.settings import ConsoleSettings, WatchedBroker
 from xabridge.testing.ports import free_port
 
 HOST = "http://127.0.0.1:8161"
+BROWSER = "192.0.2.7"
+"""Where the visitors come from."""
 WAIT_S = 60.0
 
 
@@ -184,7 +186,7 @@ def visit(clock: Clock) -> Iterator[Callable[..., Visitor]]:
             watched = tuple(WatchedBroker(name, url) for name, url in zip(names, urls, strict=False))
             configuration = None if field is None else configuration_from(field.config)
             console = Console(ConsoleSettings(brokers=watched, **settings), configuration, clock)
-            client = stack.enter_context(TestClient(application(console), base_url=HOST))
+            client = stack.enter_context(TestClient(application(console), HOST, client=(BROWSER, 50_000)))
             client.headers["origin"] = HOST
             return Visitor(client, console)
 

@@ -24,7 +24,7 @@ from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.shop import Clock
 from tests.waiting import until
 from tests.xabridge.cli.field import Field
-from tests.xabridge.console.conftest import HOST, Visitor, break_down, choice, fields_of, place_of, text_of
+from tests.xabridge.console.conftest import BROWSER, HOST, Visitor, break_down, choice, fields_of, place_of, text_of
 from tests.xabridge.console.scene import broker_with_users, url
 from tests.xabridge.traffic import Traffic, post
 from xa import TMSUCCESS, Code, XaError, Xid
@@ -578,8 +578,8 @@ def test_connections_and_branches(filled: EmbeddedBroker, operator: Visitor) -> 
 
 
 def test_users_and_permissions(filled: EmbeddedBroker, operator: Visitor) -> None:
-    page = operator.get("/audit")
-    assert "Nothing was changed." in page
+    page = operator.get("/audit?what=set-*")
+    assert "No entries of these." in page
     assert 'class="trouble"' not in page
     nobody = operator.post("/b/main/user/permissions", {"user": "", "view": "yes"}, status=409)
     assert "expected a name" in text_of(nobody)
@@ -613,6 +613,24 @@ def test_a_password_is_rotated(filled: EmbeddedBroker, operator: Visitor) -> Non
     assert "the old password is valid" not in text_of(operator.get("/users"))
     with pytest.raises(XaError):
         Traffic(url(filled, "orders-svc"))
+
+
+def test_the_audit_page_has_both_addresses_and_is_filtered(filled: EmbeddedBroker, operator: Visitor) -> None:
+    operator.post("/b/main/queue/new", {"name": "made"})
+    operator.post("/b/main/queue/new", {"name": "made"}, status=409)
+    done = r"operator from 127\.0\.0\.1:\d+, for the browser (\S+) create-queue queue made done"
+    assert re.findall(done, _audit(operator)) == [BROWSER]
+    assert "create-queue queue made refused there is a queue 'made' already" in _audit(operator)
+    assert "create-queue" not in _audit(operator, "who=orders-svc")
+    assert "sign-in" not in _audit(operator, "what=create-*")
+    assert re.search(r"operator from 127\.0\.0\.1 sign-in done", _audit(operator, "who=op*&what=sign-in"))
+    with ManagementClient(url(filled, "operator")) as management:
+        entries = management.ask("audit", what="create-queue")
+    assert [(one["browser"], one["from"].rpartition(":")[0]) for one in entries] == [(BROWSER, "127.0.0.1")] * 2
+
+
+def _audit(visitor: Visitor, query: str = "") -> str:
+    return text_of(visitor.get(f"/audit?{query}"))
 
 
 # -- hostile strings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import socket
@@ -18,16 +19,20 @@ import pytest
 
 from dtx.broker.access.permissions import EVERYTHING, Permissions
 from rm_amqp import Message
+from tests.cases import each
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.shop import Clock
-from tests.xabridge.console.conftest import HOST, Visitor, fields_of, place_of
+from tests.xabridge.console.conftest import BROWSER, HOST, Visitor, fields_of, place_of
 from tests.xabridge.console.scene import PASSWORD, console, url
 from tests.xabridge.traffic import post
+from tm import ConfigurationError
 from xabridge.console import server as server_module
+from xabridge.console.browser import browser_of
 from xabridge.console.console import WAITING
 from xabridge.console.event_stream import OVER
 from xabridge.console.pages import LIVE, PAGES
 from xabridge.console.security import MAX_BODY
+from xabridge.console.settings import ConsoleSettings, console_settings
 from xabridge.testing.contract.client import case
 
 IDLE_S = 1800.0
@@ -137,7 +142,7 @@ def test_a_wrong_password_is_refused(visitor: Visitor) -> None:
 
 
 def test_many_sign_ins_of_one_address_wait_and_hold_up_nobody_else(visitor: Visitor) -> None:
-    visitor.console.waiting["testclient"] = WAITING
+    visitor.console.waiting[BROWSER] = WAITING
     assert "Too many people sign in" in visitor.sign_in(status=429)
     visitor.console.waiting.clear()
     visitor.console.waiting["elsewhere"] = WAITING
@@ -211,7 +216,47 @@ def test_what_somebody_does_is_in_the_audit_lines(visitor: Visitor, caplog: pyte
     assert [one for one in ("sign-in", "create-queue", "sign-out") if any(one in line for line in lines)] == [
         "sign-in", "create-queue", "sign-out",
     ]  # fmt: skip
-    assert all('"who": "operator"' in line for line in lines)
+    assert all('"who": "operator", ' in line and f'"browser": "{BROWSER}"' in line for line in lines)
+
+
+def test_a_sign_in_that_is_refused_is_in_the_audit_lines_without_what_was_typed(
+    visitor: Visitor, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "xabridge.console.audit"):
+        visitor.sign_in("my password", "operator", status=401)
+    (line,) = (record.message for record in caplog.records if record.name == "xabridge.console.audit")
+    refused = {"who": "an unknown user", "what": "sign-in", "browser": BROWSER, "outcome": "refused"}
+    assert json.loads(line) == refused
+
+
+@each(
+    ("client", "passed", "browser"),
+    [
+        ("192.0.2.7", [], "192.0.2.7"),
+        ("192.0.2.7", ["198.51.100.1"], "192.0.2.7"),
+        ("10.0.0.1", [], "10.0.0.1"),
+        ("10.0.0.1", ["192.0.2.7"], "192.0.2.7"),
+        ("::ffff:10.0.0.1", ["192.0.2.7"], "192.0.2.7"),
+        ("10.0.0.1", ["198.51.100.1, 192.0.2.7"], "192.0.2.7"),
+        ("10.0.0.1", ["198.51.100.1", "192.0.2.7, 2001:db8:0::2"], "192.0.2.7"),
+        ("10.0.0.1", ["10.0.0.1"], "10.0.0.1"),
+        ("10.0.0.1", ["192.0.2.7, unknown"], "10.0.0.1"),
+        ("10.0.0.1", ["<script>"], "10.0.0.1"),
+        ("/run/socket", ["192.0.2.7"], ""),
+    ],
+)
+def test_the_browser_s_address_is_believed_of_the_proxies_alone(client: str, passed: list[str], browser: str) -> None:
+    """What stands in front of it in the header, the browser may have said itself."""
+    settings = ConsoleSettings(proxies=("10.0.0.1", "2001:DB8::2"))
+    headers = [(b"x-forwarded-for", one.encode()) for one in passed]
+    assert browser_of({"client": (client, 50_000), "headers": headers}, settings.trusted) == browser
+
+
+def test_a_proxy_that_is_no_address_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "xabridge.toml"
+    path.write_text('[console]\nproxies = ["10.0.0.0/8"]\n')
+    with pytest.raises(ConfigurationError, match=r"'10\.0\.0\.0/8' is no IP address"):
+        console_settings(path, {})
 
 
 def test_a_broker_without_users_takes_no_name(tmp_path: Path, visit: Callable[..., Visitor]) -> None:

@@ -90,7 +90,12 @@ def _add_messages(action: _Action) -> None:
     reading = action("read", "show the content of a message", messages.read)
     reading.add_argument("queue", metavar="QUEUE", help="the queue")
     reading.add_argument("id", metavar="ID", help="as `messages` shows it")
-    log = action("audit", "show who has changed what, the newest first", messages.audit)
+
+    log = action("audit", "show who has done what, was refused, and signed in", messages.audit)
+    log.add_argument("--who", default="*", metavar="USER", help="only this user; * stands for any text")
+    log.add_argument(
+        "--what", default="*", metavar="WHAT", help="only this operation, or sign-in; * stands for any text"
+    )
     _add_most(log, 50)
     _add_watch(log)
 

@@ -122,9 +122,9 @@ def read(management: ManagementClient, arguments: Namespace) -> Exit:
 
 
 def audit(management: ManagementClient, arguments: Namespace) -> Exit:
-    """`xabridge broker audit`: who has changed what."""
+    """`xabridge broker audit`: who has done what."""
 
     def look() -> Found:
-        return list(islice(management.pages("audit", key="id"), arguments.most))
+        return list(islice(management.pages("audit", key="id", who=arguments.who, what=arguments.what), arguments.most))
 
     return shown(management, arguments, look, lambda found, _now_ms: tables.audit(found))

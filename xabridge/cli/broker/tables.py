@@ -189,14 +189,27 @@ def configuration(found: Sequence[Mapping[str, Any]]) -> list[str]:
 def audit(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """The lines of the audit log."""
     if not found:
-        return ["nothing was changed"]
+        return ["no entries"]
     lines = []
+
     for one in found:
-        when = datetime.fromtimestamp(one["when"] / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        lines.append(f"{when}  {escaped(one['who'])}")
+        times = f"  {one['count']} times since {_moment(one['first'])}" if one["count"] > 1 else ""
+        lines.append(f"{_moment(one['when'])}  {escaped(one['who'])}{times}")
+
         about = ", ".join(f"{name} {escaped(str(value))}" for name, value in one["about"].items())
-        lines += [f"{INDENT}{line}" for line in wrapped(f"{one['what']}: {about}")]
+        said = [f"{escaped(one['what'])}: {about}" if about else escaped(one["what"])]
+        if one["outcome"] != "done":
+            said.append(f"{one['outcome']}: {escaped(one['why'])}" if one["why"] else one["outcome"])
+        if one["from"]:
+            said.append(
+                f"from {escaped(one['from'])}" + (f", for the browser {one['browser']}" if one["browser"] else "")
+            )
+        lines += [f"{INDENT}{line}" for text in said for line in wrapped(text)]
     return lines
+
+
+def _moment(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def connections(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:

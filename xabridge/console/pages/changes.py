@@ -192,7 +192,10 @@ async def stop(console: Console, request: Request, session: Session) -> Response
 
 
 async def audit(_console: Console, request: Request, session: Session) -> PageView:
-    """Who has changed what, and when: a page of each broker's audit log, the newest first."""
-    after = request.query_params.get("after", "")
-    answers = await of_each(chosen(request, session), lambda link: link.ask("audit", after=after, count=AUDITED))
-    return PageView("audit.html", {"title": "Audit", "answers": answers, "size": AUDITED})
+    """Who has done what, and when: a page of each broker's audit log, the newest first."""
+    asked = {name: request.query_params.get(name, "").strip() for name in ("after", "who", "what")}
+    patterns = {name: asked[name] or "*" for name in ("who", "what")}
+    answers = await of_each(
+        chosen(request, session), lambda link: link.ask("audit", after=asked["after"], count=AUDITED, **patterns)
+    )
+    return PageView("audit.html", {"title": "Audit", "answers": answers, "size": AUDITED, **asked})

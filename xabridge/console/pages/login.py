@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.responses import RedirectResponse
 
 from xabridge.console.brokers import BrokerLink, BrokerProblem, RequestRefused
+from xabridge.console.browser import BROWSER
 from xabridge.console.console import WAITING
 from xabridge.console.security import form_of
 from xabridge.console.view import PageView
@@ -55,7 +56,7 @@ async def signed_in(console: Console, request: Request) -> Response:
         return _form(console, request, 403, back=back, why=STALE, user=user[:MOST])
     if len(user) > MOST or len(password) > MOST:
         return _form(console, request, 401, back=back, why=WRONG)
-    where = request.client.host if request.client is not None else ""
+    where = BROWSER.get()
     if console.waiting[where] >= WAITING or console.waiting.total() >= 4 * WAITING:
         return _form(console, request, 429, back=back, why=BUSY, user=user)
     console.waiting[where] += 1
@@ -69,6 +70,7 @@ async def signed_in(console: Console, request: Request) -> Response:
             del console.waiting[where]
 
     if links is None:
+        console.audit(None, "sign-in", outcome="failed" if away else "refused")
         status = 503 if away else 401
         return _form(console, request, status, back=back, why=away or WRONG, user=user)
     former = console.key_of(request)
