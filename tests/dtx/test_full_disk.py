@@ -20,6 +20,7 @@ from dtx.store.sql.disk_reserve import LEAST
 from rm_amqp import Message
 from tests.memory_disk import new_folder
 from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.waiting import until
 from tm import RolledBack, TransactionManager
 
 pytestmark = pytest.mark.slow
@@ -153,6 +154,19 @@ def test_it_can_be_started_to_be_emptied_and_who_is_refused_hears_of_the_space(
         assert empty(manager)
     told = [one for one in caplog.messages if "no space in the store" in one and "refused" in one]
     assert len(told) == 1
+
+
+def test_it_notices_by_itself_that_there_is_space_again(small: Path, tmp_path: Path) -> None:
+    """Also if nobody posts, because those who were refused have gone: an alarm that asks for it must end."""
+    with at_work(small, tmp_path) as (broker, manager):
+        fill(small)
+        assert post(manager, 1000) < 1000
+        store = broker.broker._store
+        assert store.full
+        (small / "somebody-elses").unlink()
+        until(lambda: not store.full)
+        assert post(manager, 1) == 1
+        consume(manager, 1)
 
 
 def test_it_can_be_started_when_no_space_was_left_and_somebody_took_what_it_gave_back(

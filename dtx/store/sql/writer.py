@@ -82,6 +82,8 @@ class Writer:
         """Whether there may be space to give back; also what an earlier process left."""
         self._is_reported = False
         """Whether the log says that there is no space, and not yet that there is some."""
+        self._refused_octets = 0
+        """The most that was refused since then, in one group."""
         self._tell_at = 0.0
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
@@ -130,7 +132,7 @@ class Writer:
 
     def maintain(self) -> None:
         """Has the thread keep the file in order, where there is something to do. To be called now and then."""
-        if self._untidy or self._space.log_is_long:
+        if self._untidy or self._space.log_is_long or self.full:
             self._waiting.put([])
 
     def close(self) -> None:
@@ -182,15 +184,17 @@ class Writer:
 
     def _maintained(self) -> bool:
         """Gives back some unused space and shortens the log, where there is a reason; whether there is more to do."""
-        if self._stopped is not None or not (self._untidy or self._space.log_is_long):
+        if self._stopped is not None or not (self._untidy or self._space.log_is_long or self.full):
             return False
         with self._at_work:
             if self._space.log_is_long:
                 self._space.shorten_log()
             if self._untidy:
                 self._untidy = self._tidied()
-                if not self._untidy and self._space.tight:
-                    self._look_for_room(0)
+            if not self._untidy and self.full:
+                self._look_for_room(self._refused_octets)
+                if self._is_reported and self._has_room(self._refused_octets):
+                    self._report_space()
             return self._untidy
 
     def _tidied(self) -> bool:
@@ -209,8 +213,7 @@ class Writer:
                 return
         error = self._force([batch for batch, _ in group])
         if self._is_reported and error is None and octets:
-            self._is_reported = False
-            LOG.warning("there is space again: what takes space is taken")
+            self._report_space()
 
         if isinstance(error, StoreFull):
             self._write_what_frees(group, error)
@@ -233,7 +236,7 @@ class Writer:
             alike = list(same)
             if takes:
                 error = full
-                self._refused(len(alike), full)
+                self._refused(len(alike), sum(batch.octets for batch, _ in alike), full)
             else:
                 batches = [batch for batch, _ in alike]
                 error = self._force(batches)
@@ -250,9 +253,15 @@ class Writer:
         if self._space.tight:
             self._look_for_room(0)
 
-    def _refused(self, count: int, full: StoreFull) -> None:
+    def _report_space(self) -> None:
+        """Says that there is space again."""
+        self._is_reported, self._refused_octets = False, 0
+        LOG.warning("there is space again: what takes space is taken")
+
+    def _refused(self, count: int, octets: int, full: StoreFull) -> None:
         """Says now and then that something is refused for lack of space."""
         now = self._clock()
+        self._refused_octets = max(self._refused_octets, octets)
         if now >= self._tell_at:
             self._tell_at, self._is_reported = now + TELL_AGAIN_S, True
             LOG.error("%d changes that take space were refused: %s (logged once in %.0f s)", count, full, TELL_AGAIN_S)
