@@ -6,8 +6,9 @@
             test.assert_sent("invoices", Invoice(order=1))
 
 Brokers of the configuration are one `TestBroker`; the database is a file in memory (`/dev/shm`, where there is one),
-in mode "decider". No worker runs: `deliver` is one delivery after the other, in the test's thread, so that an exception
-of a handler comes out where the test is. What is decided, committed, rolled back and recovered is real.
+in mode "decider", or with `postgres=True` a PostgreSQL in the mode of the configuration. No worker runs: `deliver` is
+one delivery after the other, in the test's thread, so that an exception of a handler comes out where the test is. What
+is decided, committed, rolled back and recovered is real.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from sqlalchemy import create_engine, make_url
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from rm_amqp.message import read
 from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager, configuration_from
@@ -31,6 +33,7 @@ from tm.consumer.sharing import Sharing
 from tm.consumer.worker import TaskCalls, ThreadCalls, Worker
 from tm.log.factory import open_log
 from tm.resources import find_factory
+from xa import Code, XaMisuse
 from xa.coroutines import drive
 from xabridge.app.scheduler import Scheduler
 from xabridge.testing.faults import FailingLog, Faults, Killed, failing
@@ -54,17 +57,22 @@ if TYPE_CHECKING:
 
 NODE: Final = "test"
 BROKERS: Final = ("amqp", "amqps", "dynamic+amqp", "dynamic+amqps", "amqp010", "amqp010s", "openwire", "openwire+ssl")
+POSTGRES: Final = ("postgres", "postgresql")
 MEMORY: Final = "/dev/shm"  # noqa: S108 — a folder with a name of its own is made in it
 
 
 class TestApp:
-    """An App that is connected while this is entered. `resources` says what to use instead of a broker in the process
-    or SQLite: TestApp(app, resources={"shop": "postgresql://…"})."""
+    """An App that is connected while this is entered. With `postgres=True`, what is PostgreSQL in the configuration is
+    PostgreSQL here: an embedded server, which the process starts once, and a database for this test. `resources` says
+    what to use instead of a broker in the process or SQLite: TestApp(app, resources={"shop": "postgresql://…"})."""
 
     __test__ = False  # for pytest: it is no test
 
-    def __init__(self, app: App, resources: Mapping[str, str | ResourceConfig] | None = None) -> None:
+    def __init__(
+        self, app: App, resources: Mapping[str, str | ResourceConfig] | None = None, *, postgres: bool = False
+    ) -> None:
         self.app = app
+        self._postgres = postgres
         self.broker = TestBroker()
         self._given = dict(resources or {})
         self._faults = Faults()
@@ -76,6 +84,7 @@ class TestApp:
         """Where its files are, until it is left."""
         self._live: dict[str, Consumer] = {}
         self._engines: dict[str, Engine] = {}
+        self._in_sqlite: list[str] = []
 
     # --- what a test does ---------------------------------------------------------------------------------------
 
@@ -173,10 +182,11 @@ class TestApp:
         self.manager.resource(resource)
         self._faults.want(resource, at)
 
-    def kill(self, at: KilledAt) -> None:
+    def kill(self, at: KilledAt, *, really: bool = False) -> None:
         """The next transaction that commits is cut off, "before the decision" or "after the decision", as if its
-        process were killed. `deliver` raises Killed. By then another process has started, and recovered."""
-        self._faults.want_kill(at)
+        process were killed. `deliver` raises Killed. By then another process has started, and recovered. With
+        `really=True` this process gets SIGKILL there: for a program that a test starts."""
+        self._faults.want_kill(at, really=really)
 
     def recover(self) -> None:
         """What was lost can be reached again, and a recovery pass finishes what is in doubt."""
@@ -223,6 +233,11 @@ class TestApp:
             self.restart()
             raise Killed("the process was killed, as the test wants; another one has recovered") from passed.error
         if passed.error is not None:
+            if self._in_sqlite and _may_be_of_sqlite(passed.error):
+                passed.error.add_note(
+                    f"{' and '.join(self._in_sqlite)}: SQLite in this test; for what only PostgreSQL has, as "
+                    "`.asyncio`, `.psycopg` and its own SQL: TestApp(app, postgres=True)"
+                )
             raise passed.error
         return passed.has_received
 
@@ -271,16 +286,18 @@ class TestApp:
 
         return Noting
 
-    def _under_test(self, folder: Path) -> Configuration:
+    def _under_test(self, folder: Path, opening: ExitStack) -> Configuration:
         """The App's configuration, with what the test has instead of its brokers and its database."""
         given = self.app.configuration
         configuration = given if isinstance(given, Configuration) else configuration_from(given, None)
-        replaced = {name: self._replaced(name, config, folder) for name, config in configuration.resources.items()}
+        replaced = {
+            name: self._replaced(name, config, folder, opening) for name, config in configuration.resources.items()
+        }
         decides = [name for name, config in replaced.items() if config.mode == "decider"]
         if len(decides) > 1:
             raise ConfigurationError(
-                f"{' and '.join(decides)}: one database can be SQLite, which decides; give the others: "
-                f'TestApp(app, resources={{"{decides[1]}": "postgresql://…"}})'
+                f"{' and '.join(decides)}: one database can be SQLite, which decides; pass "
+                f'postgres=True, or give the others: TestApp(app, resources={{"{decides[1]}": "postgresql://…"}})'
             )
 
         resources = {
@@ -291,15 +308,23 @@ class TestApp:
             NODE, None if decides else f"file://{folder / 'log'}", resources, configuration.timeout_s, decider=None
         )
 
-    def _replaced(self, name: str, config: str | ResourceConfig, folder: Path) -> ResourceConfig:
+    def _replaced(self, name: str, config: str | ResourceConfig, folder: Path, opening: ExitStack) -> ResourceConfig:
         given = self._given.get(name)
         if given is not None:
             if not isinstance(given, str | ResourceConfig):
                 raise ConfigurationError(f"TestApp, resources: {name} has to be an open string or a ResourceConfig")
             return given if isinstance(given, ResourceConfig) else ResourceConfig(given)
-        url = config if isinstance(config, str) else config.url
-        if url.partition("://")[0].removeprefix("decider+") in BROKERS:
+        config = ResourceConfig(config) if isinstance(config, str) else config
+        scheme = config.url.partition("://")[0]
+        plain = scheme.removeprefix("decider+")
+        if plain in BROKERS:
             return ResourceConfig(self.broker.url)
+        if self._postgres and plain.partition("+")[0] in POSTGRES:
+            from xabridge.testing.postgres import own_database  # noqa: PLC0415 — loads psycopg
+
+            mode = config.mode if plain == scheme else "decider"
+            return ResourceConfig(opening.enter_context(own_database()), mode)
+        self._in_sqlite.append(name)
         return ResourceConfig(f"sqlite:///{folder / name}.db", "decider")
 
     @property
@@ -317,7 +342,7 @@ class TestApp:
             folder = Path(opening.enter_context(tempfile.TemporaryDirectory(prefix="xabridge-test-", dir=place)))
             opening.enter_context(self.broker)
             self.folder = folder
-            self._configuration = self._under_test(folder)
+            self._configuration = self._under_test(folder, opening)
             opening.callback(self._end)
             self._connect()
             self._open = opening.pop_all()
@@ -355,3 +380,12 @@ class TestApp:
 
     async def __aexit__(self, *exception: object) -> None:
         await self._aopen.aclose()
+
+
+def _may_be_of_sqlite(error: BaseException) -> bool:
+    """Whether a handler may have failed because its database is not the one that it was written for."""
+    if isinstance(error, AttributeError):
+        return error.name in {"psycopg", "pymysql"}
+    if isinstance(error, XaMisuse):
+        return error.code is Code.XAER_PROTO
+    return isinstance(error, DBAPIError) and not isinstance(error, IntegrityError)

@@ -10,6 +10,8 @@ What can be asked for, as `at`:
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -40,6 +42,7 @@ class Faults:
         self._lock = threading.Lock()
         self._wanted: set[tuple[str, str]] = set()
         self._kill: KilledAt | None = None
+        self._really = False
         self.is_dead = False
         """Whether the process was killed: nothing reaches a resource any more."""
         self._paused = 0
@@ -51,11 +54,11 @@ class Faults:
         with self._lock:
             self._wanted.add((resource, at))
 
-    def want_kill(self, at: KilledAt) -> None:
-        """The next transaction that commits is killed there."""
+    def want_kill(self, at: KilledAt, *, really: bool = False) -> None:
+        """The next transaction that commits is killed there; `really`, with its process."""
         if at not in KILLS:
             raise ValueError(f"at={at!r}: expected {' or '.join(map(repr, KILLS))}")
-        self._kill = at
+        self._kill, self._really = at, really
 
     def take(self, resource: str, at: At) -> bool:
         """Whether it is to fail here and now."""
@@ -86,6 +89,8 @@ class Faults:
     def passes(self, point: KilledAt) -> None:
         """The process comes to this point."""
         if self._kill == point and not self._paused:
+            if self._really:
+                os.kill(os.getpid(), signal.SIGKILL)
             self._kill, self.is_dead = None, True
         self.check_alive()
 

@@ -6,6 +6,7 @@ because it lies below somebody's home, is put into a folder of its own: the prog
 
 from __future__ import annotations
 
+import atexit
 import os
 import pwd
 import secrets
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,8 +28,11 @@ from xabridge.testing.ports import free_port
 from xabridge.testing.process_lifetime import marked_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 — a folder with a name of its own is made in it
+ROOM: Final = 1 << 30
+"""So much has to be free in memory for the data of a server to be there."""
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 60.0
 SETTINGS: Final[Mapping[str, str]] = {
@@ -232,6 +238,30 @@ class Postgres(EmbeddedPostgres):
         folder = folder or Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
         folder.chmod(0o755)
         super().__init__(folder, {**_RECOVERING, **(settings or {})}, binaries)
+
+
+@contextmanager
+def own_database() -> Iterator[str]:
+    """The URL of a new, empty database, which is removed behind the block. Its server is this process's, started once
+    and gone when the process ends. PostgresMissing: there is none."""
+    server = _server(os.getpid())
+    name = f"test_{secrets.token_hex(6)}"
+    try:
+        yield server.create_database(name)
+    finally:
+        with suppress(psycopg.Error), psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
+
+
+@cache
+def _server(process: int) -> Postgres:
+    """The server of a process. A fork of it has one of its own."""
+    has_room = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM
+    folder = tempfile.mkdtemp(prefix="xabridge-postgres-", dir=MEMORY if has_room else None)
+    server = Postgres(folder=Path(folder))
+    atexit.register(lambda: server.remove() if os.getpid() == process else None)
+    server.start()
+    return server
 
 
 def _install() -> Path:

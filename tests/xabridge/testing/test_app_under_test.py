@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from rm_amqp import NoMessage
@@ -25,6 +25,7 @@ from tests.postgres import Postgres
 from tests.programs import output_of
 from tests.xabridge.app.shop import NOWHERE, Invoice, Shop, rows, set_up
 from tm.consumer.worker import HandlerCancelled
+from xa import XaError
 from xabridge import (
     App,
     Broker,
@@ -141,6 +142,30 @@ def test_what_it_does_not_know_is_told(test: TestApp) -> None:
     app = App(Configuration("n", None, two))
     with pytest.raises(ConfigurationError, match="one database can be SQLite"), TestApp(app):
         pass
+
+
+@pytest.mark.parametrize("only", ["asyncio", "psycopg", "sql"])
+def test_what_sqlite_does_not_have_is_named(only: str) -> None:
+    app = App(NOWHERE)
+
+    @app.consumer("orders")
+    def handle(number: int, tx: Tx) -> None:
+        if number == 2:
+            raise LookupError
+        if only == "sql":
+            tx["shop"].exec_driver_sql("SELECT '1'::text")
+        getattr(tx["shop"], only)
+
+    with TestApp(app) as test:
+        with pytest.raises((AttributeError, XaError, DBAPIError)) as failed:
+            test.deliver("orders", 1)
+        (note,) = failed.value.__notes__
+        assert note.startswith("shop: SQLite in this test; ")
+        assert note.endswith("TestApp(app, postgres=True)")
+    with TestApp(app) as test:
+        with pytest.raises(LookupError) as other:
+            test.deliver("orders", 2)
+        assert not hasattr(other.value, "__notes__")
 
 
 def test_a_broker_in_the_process(tmp_path: Path) -> None:
