@@ -1,4 +1,4 @@
-"""These tests run applications under test over the embedded PostgreSQL that `TestApp(app, postgres=True)` starts. It is a
+"""These tests run applications over the embedded PostgreSQL that `TestApp(app, postgres=True)` starts. It is a
 server of their own, not the session's, because its start belongs to what they test.
 """
 
