@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, TypeVar, overload
 
 from tm.concurrency.deferred_signals import DeferredSignals, interruptible
 from tm.concurrency.uninterrupted import CallStillRunning, finish_in_thread
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from xa import Xid
 
 logger = logging.getLogger("xabridge.tm")
+T = TypeVar("T")
 
 _ACTIVE, _COMMITTED = GlobalState.ACTIVE, Verdict.COMMITTED  # cheap to look up
 CLOSED_S: Final = 2.0
@@ -50,6 +51,19 @@ else:
     def _annotations(of: type) -> Iterable[str]:
         annotations: Mapping[str, object] = vars(of).get("__annotations__", {})
         return annotations
+
+
+class _ResourceAttribute(property):
+    """An attribute of a class of transactions that is a resource's native interface."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(itemgetter(name), doc=f"The native interface of the resource {name}.")
+        self.resource = name
+
+
+def resource_name(name: Any) -> Any:
+    """The name of the resource that an attribute of a class of transactions is for; a name is itself."""
+    return name.resource if isinstance(name, _ResourceAttribute) else name
 
 
 class Transaction:
@@ -82,7 +96,7 @@ class Transaction:
                     f"{cls.__qualname__}.{name}: a transaction has a {name} of its own; use tx[{name!r}], or give the "
                     "resource another name"
                 )
-            setattr(cls, name, property(itemgetter(name), doc=f"The native interface of the resource {name}."))
+            setattr(cls, name, _ResourceAttribute(name))
         cls.annotated = (*cls.annotated, *names)
 
     def __repr__(self) -> str:
@@ -163,9 +177,16 @@ class Transaction:
                 signals.end()
         return live.enlist(name)
 
-    async def aenlist(self, name: str) -> Any:
+    @overload
+    async def aenlist(self, name: str) -> Any: ...
+
+    @overload
+    async def aenlist(self, name: T) -> T: ...
+
+    async def aenlist(self, name: Any) -> Any:
         """`enlist` for tasks: where it may have to wait, in a worker thread. If the task is cancelled, it is finished
-        first."""
+        first. `name` may be the attribute of the transaction's class, `Shop.shop`, whose type the interface has."""
+        name = resource_name(name)
         live = self._live
         if not live.guard.is_held:
             with suppress(WouldWait):

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from xa.codes import Code
-from xa.secrets import masked
+from xa.secrets import masked, says_not_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +68,8 @@ class Diagnosing(Protocol):
 
 
 _CORRECT: Final = "correct the URL in the configuration"
+VARIABLE: Final = "set the variable where the processes of this configuration run, and here"
+"""What to do about an environment variable that is not set."""
 _NOT_OPENED: Final[dict[Code, tuple[str, str]]] = {
     Code.XAER_INVAL: ("open string", _CORRECT),
     Code.XAER_RMFAIL: (
@@ -87,6 +89,8 @@ def not_opened(
 ) -> Diagnosis:
     """The report where `open` would raise `error`. `subject` and `advice` hold for an XAER_RMERR."""
     subject, advice = _NOT_OPENED.get(error.code, (subject, advice))
+    if says_not_set(error.message):
+        advice = VARIABLE
     return Diagnosis((Check(Health.FAIL, subject, error.message, advice.format(server=server)),))
 
 

@@ -152,6 +152,11 @@ def not_set(variable: str, advice: str = "set it for this process") -> str:
     )
 
 
+def says_not_set(text: str) -> bool:
+    """Whether an error says that an environment variable is not set."""
+    return "environment variable" in text and " is not set; " in text
+
+
 def expanded(text: str, environment: Mapping[str, str] = os.environ) -> str:
     """`text` with the environment variables in it, ${NAME}. In a URL they are encoded as it demands, so that a password
     may hold any character; a text that is wholly one variable is taken as it is. KeyError: the name of one that is not

@@ -252,3 +252,21 @@ def test_every_line_is_looked_at_and_names_its_transaction(caplog: pytest.LogCap
     unseen = ABOUT_NO_TRANSACTION.keys() | ELSEWHERE
     assert unseen <= written.keys()
     assert {text: where for text, where in written.items() if text not in seen | unseen} == {}
+
+
+def test_a_rollback_that_was_asked_for_is_no_news(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One with a reason is."""
+    shop = Shop(tmp_path, "a")
+    manager = shop.open()
+    with caplog.at_level(logging.DEBUG, "xabridge.tm"):
+        transaction = manager.begin()
+        shop.write(transaction)
+        transaction.rollback()
+        with pytest.raises(TransactionError), manager.begin() as marked:
+            shop.write(marked)
+            marked.set_rollback_only("sold out")
+    shop.close()
+    levels = [(one.levelno, one.getMessage()) for one in caplog.records if "rolled back: " in one.getMessage()]
+    assert [level for level, _ in levels] == [logging.DEBUG, logging.INFO]
+    assert levels[0][1].endswith("rolled back: asked for")
+    assert "sold out" in levels[1][1]

@@ -4,6 +4,7 @@ checkers infer.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 USERS = ROOT / "tests" / "user"
 WRONG = (
     ("tx.shop.execute(NUMBER).scalar_one()", "tx.shop.nothing(NUMBER).scalar_one()"),
+    ("\n        shop.orm.flush()", "\n        shop.nothing.flush()"),
     ("await tx.broker.aio.receive(", "await tx.broker.aio.nothing("),
     ("len(manager.get_transaction().broker.receive_batch", "len(manager.get_transaction().nothing.receive_batch"),
     ("last: int = tx", "last: int = tx.broken or tx"),
@@ -57,6 +59,20 @@ def test_an_annotated_resource_is_enlisted_when_it_is_first_used(shop: Shop) -> 
         tx.b.write("k", 1)
         tx["c"].write("k", 1)
     assert shop.values() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_task_enlists_by_the_attribute_and_has_its_type(shop: Shop) -> None:
+    async def write() -> None:
+        async with shop.open(transaction=Both).begin() as tx:
+            a = await tx.aenlist(Both.a)
+            assert_type(a, ReferenceSession)
+            assert a is tx["a"]
+            a.write("k", 1)
+            (await tx.aenlist("b")).write("k", 1)
+            assert list(tx.resources) == ["a", "b"]
+
+    asyncio.run(write())
+    assert shop.values() == {"a": 1, "b": 1, "c": None}
 
 
 def test_the_manager_knows_its_class(tmp_path: Path) -> None:

@@ -53,6 +53,9 @@ def number() -> int:
 async def later() -> None:
     """Receives one, and sends it on."""
     async with configured.begin() as tx:
+        shop = await tx.aenlist(Shop.shop)
+        shop.orm.flush()
+        (await tx.aenlist("shop")).whatever_it_has()
         received = await tx.broker.aio.receive("orders", timeout_s=1)
         await tx.broker.aio.send("invoices", received)
 

@@ -288,7 +288,9 @@ class Executor:
 
     def _tell(self, transaction: LiveTransaction, outcome: Outcome) -> None:
         because = "; ".join(map(str, outcome.reasons)) or "asked for"
-        level = logging.INFO if outcome.verdict is Verdict.ROLLED_BACK else logging.ERROR
+        level = logging.ERROR
+        if outcome.verdict is Verdict.ROLLED_BACK:
+            level = logging.INFO if outcome.reasons else logging.DEBUG
         extra = about(transaction=transaction)
         logger.log(level, "%s: %s: %s", transaction, outcome.verdict.value, because, extra=extra)
         for branch in outcome.pending:

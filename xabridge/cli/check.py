@@ -22,11 +22,11 @@ from tm.log import LogError, LogImage
 from tm.log.factory import folder_of
 from tm.recovery.lease import LEASE_S, RENEWALS
 from tm.resources import ConfigurationError, ResourceConfig
-from xa.diagnosis import Check, Health
+from xa.diagnosis import VARIABLE, Check, Health
 from xa.holdings import Holding, InDoubtBranch, Relation
 from xa.open_string import OpenString, shown
 from xa.printable import escaped
-from xa.secrets import masked
+from xa.secrets import masked, says_not_set
 from xabridge.cli.doctor import lines, value_of
 from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
@@ -169,7 +169,8 @@ def _examine(configuration: Configuration, urls: Mapping[str, str], progress: Pr
         expected = expectation(site, seen)
 
     for name, why in seen.unreachable.items():
-        yield SubjectCheck(name, Check(Health.FAIL, "in doubt", f"it can't be asked: {masked(why)}", "start it"))
+        advice = VARIABLE if says_not_set(why) else "start it"
+        yield SubjectCheck(name, Check(Health.FAIL, "in doubt", f"it can't be asked: {masked(why)}", advice))
     moments = {name: _moment_of(image) for name, image in images.items()}
     deciding = _deciding(configuration, seen)
     carried_out = seen.log.carried_out if isinstance(seen.log, LogImage) else {}

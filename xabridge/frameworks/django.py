@@ -34,7 +34,7 @@ from asyncio import _get_running_loop
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic
 
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
@@ -49,7 +49,9 @@ from psycopg.client_cursor import ClientCursorMixin
 from rm_db import PostgresBranchConnection
 from rm_db.sessions.psycopg_connection import PsycopgCursor
 from tm import Configuration, ConfigurationError, RolledBack, configuration_from
+from tm.transaction import resource_name
 from xabridge.app import Tx
+from xabridge.app.app import Tx_co
 from xabridge.frameworks.error_responses import HANDLED, response_for
 
 if TYPE_CHECKING:
@@ -64,12 +66,12 @@ _PLACE: Final = "SELECT current_database(), pg_postmaster_start_time()::text, cu
 """What two connections to the same database, on the same server, with the same schemas answer alike."""
 
 
-class DjangoOrm:
+class DjangoOrm(Generic[Tx_co]):
     """Databases of Django, each with the name of the resource that it is: `DjangoOrm(app, default="shop")`. Handlers of
     the App's consumers work with them in the transaction of their message. A database with None in place of a name
     takes no part, and may be used all the same: what is done there is committed apart. Others are refused meanwhile."""
 
-    def __init__(self, app: App, **databases: str | None) -> None:
+    def __init__(self, app: App[Tx_co], **databases: str | None) -> None:
         if not any(databases.values()):
             raise ImproperlyConfigured('DjangoOrm(app, default="shop") says which database is which resource')
         for alias, resource in databases.items():
@@ -93,7 +95,7 @@ class DjangoOrm:
         checks.register(lambda **_: self._check_resources(), "xabridge")
 
     @contextmanager
-    def begin(self, timeout_s: float | None = None) -> Iterator[Any]:
+    def begin(self, timeout_s: float | None = None) -> Iterator[Tx_co]:
         """`app.begin()`, with the ORM in it."""
         with self.app.begin(timeout_s) as tx, self.take_part(tx):
             yield tx
@@ -236,7 +238,8 @@ class OrmTx(Tx):
         self._uses[name] += 1
         return super().enlist(name)
 
-    async def aenlist(self, name: str) -> Any:
+    async def aenlist(self, name: Any) -> Any:
+        name = resource_name(name)
         self._uses[name] += 1
         return await super().aenlist(name)
 

@@ -230,7 +230,7 @@ def _node(found: Survey) -> Check:
         if view.decision is DecisionKnowledge.UNKNOWN and view.ours is not None and view.ours.node == found.node
     ]  # fmt: skip
     if not foreign:
-        return Check(Health.OK, "node id", f"no other log of a node {found.node} shows")
+        return Check(Health.OK, "node id", f"no other log uses the node id {found.node}")
 
     what = f"{several(len(foreign), 'transaction')} of node {found.node} in doubt"
     if not found.decisions_read:

@@ -237,3 +237,16 @@ def test_a_resource_that_does_not_answer_is_asked_once(field: Field, xabridge: X
     assert "says nothing in" in next(check["found"] for (of, _), check in found.items() if of == "elsewhere")
     assert found["orphans", "orphans"]["found"].startswith("1 branch in doubt")
     assert took_s < 25, "the time-out of the URL was not waited for"
+
+
+def test_a_variable_that_is_not_set_is_named_with_what_to_do(field: Field, xabridge: Xabridge) -> None:
+    """By `check`, too: it does not say "start it"."""
+    field.open_log().close()
+    url = "amqp://shop@127.0.0.1:1/?password_env=NOT_SET_HERE"
+    field.config.write_text(field.config.read_text() + f'elsewhere = "{url}"\n')
+    advice = "set the variable where the processes of this configuration run, and here"
+    for command in ("doctor", "check"):
+        found = json.loads(xabridge(command, "--json").out)["checks"]
+        (failed,) = (one for one in found if one["of"] == "elsewhere")
+        assert "the environment variable NOT_SET_HERE is not set" in failed["found"]
+        assert advice in failed.values()
