@@ -157,7 +157,7 @@ def test_it_can_be_started_to_be_emptied_and_who_is_refused_hears_of_the_space(
 
 
 def test_it_notices_by_itself_that_there_is_space_again(small: Path, tmp_path: Path) -> None:
-    """Also if nobody posts, because those who were refused have gone: an alarm that asks for it must end."""
+    """Also if no one posts, because those who were refused have gone: an alarm that asks for it must end."""
     with at_work(small, tmp_path) as (broker, manager):
         fill(small)
         assert post(manager, 1000) < 1000

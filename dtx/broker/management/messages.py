@@ -237,6 +237,7 @@ def _transfer(
     anew: bool = False,
 ) -> None:
     is_in_group = _group_filter(request, queue)
+
     Transfer(
         request.container,
         queue,

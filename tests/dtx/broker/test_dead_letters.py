@@ -1,5 +1,5 @@
-"""Dead letters say why they are ones without being opened: in groups over all of them, also after a crash, whoever has
-made them; and an operator retries or deletes a group as it was shown."""
+"""Dead letters say why they are ones without being opened: in groups over all of them, also after a crash, from
+whichever client; and an operator retries or deletes a group as it was shown."""
 
 from __future__ import annotations
 
