@@ -174,6 +174,7 @@ def test_a_node_has_a_name_and_a_log_of_its_own_on_its_volume(service: str) -> N
     assert configuration.log.startswith(f"file://{DATA}/")
 
 
+@pytest.mark.slow
 def test_the_database_is_the_one_of_the_compose_file(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)

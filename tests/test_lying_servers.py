@@ -152,6 +152,7 @@ def all_at_once(cases: Iterable[tuple[str, Callable[[], None]]], threads: int = 
     assert grown < MEMORY, f"grew by {grown >> 20} MB"
 
 
+@pytest.mark.slow
 def test_what_answers_there_lies_from_the_beginning() -> None:
     def case(protocol: Protocol, opens: Callable[[int], None], lie: Lie) -> Callable[[], None]:
         def run() -> None:
@@ -322,6 +323,7 @@ def named(name: str) -> str:
     return name.replace(" ", "-").replace(",", "")
 
 
+@pytest.mark.slow
 def test_verbs_of_amqp(embedded: EmbeddedBroker) -> None:
     def make(name: str) -> AmqpHarness:
         return AmqpHarness(embedded, VARIANTS["static"], named(name))

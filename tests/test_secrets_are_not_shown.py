@@ -127,7 +127,7 @@ EACH = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 
 def parted(ways: Sequence[str], parts: int) -> pytest.MarkDecorator:
     """Each way with each form, in so many parts. One part of each is fast, and meets every form with some of the ways;
-    the others are slow."""
+    the others are in the long form."""
     return pytest.mark.parametrize(
         ("scheme", "forms"),
         [
@@ -135,7 +135,7 @@ def parted(ways: Sequence[str], parts: int) -> pytest.MarkDecorator:
                 way,
                 FORMS[part::parts],
                 id=f"{way}-{part}",
-                marks=() if (place + part) % parts == 0 else pytest.mark.slow,
+                marks=() if (place + part) % parts == 0 else (pytest.mark.slow, pytest.mark.long),
             )
             for place, way in enumerate(ways)
             for part in range(parts)
@@ -418,10 +418,11 @@ REPEATED: Final = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("talk", "way"),
     [
-        pytest.param(talk, way, marks=() if (place + number) % 3 == 0 else (pytest.mark.slow,))
+        pytest.param(talk, way, marks=() if (place + number) % 3 == 0 else (pytest.mark.long,))
         for place, talk in enumerate(TALKS)
         for number, way in enumerate(("${PASSWORD}", "password_env", "encoded"))
     ],

@@ -72,7 +72,8 @@ def environment(folder: Path, wheel: Path) -> Path:
     for module in USERS:
         (packages_of(folder) / f"{module}.py").write_text(f"raise RuntimeError('{module} is the user's own module')\n")
     add_needed(folder)
-    install = [*PIP, "--python", str(folder / "bin" / "python"), "install", "--no-deps", "--no-index", str(wheel)]
+    install = [*PIP, "--python", str(folder / "bin" / "python"), "install", "--no-compile", "--no-deps"]
+    install += ["--no-index", str(wheel)]
     subprocess.run(install, check=True)
     return folder / "bin"
 
@@ -96,7 +97,7 @@ def add_needed(folder: Path, *extras: str) -> None:
 @pytest.fixture(scope="module")
 def with_extras(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Callable[..., Path]:
     """The folder of commands of an environment with such extras, the same for all who ask for them. All but the first
-    are copies, because pip would compile every module again."""
+    are copies, because pip takes seconds."""
 
     @cache
     def made(*extras: str) -> Path:

@@ -2,6 +2,7 @@
 
     XABRIDGE_COMPILE=1 pip wheel .          a wheel for this interpreter and platform, with the compiled modules in it
     python -m tools.compilation build       compiles in place: the checkout runs on the compiled modules
+    python -m tools.compilation build --quick   without optimisation, which takes less than half of the processor time
     python -m tools.compilation remove      removes them: the checkout runs on the sources
 
 Without XABRIDGE_COMPILE=1 a wheel is pure and needs no compiler. The compiled modules are made from the same sources:
@@ -79,15 +80,16 @@ def stale(root: Path = ROOT) -> list[str]:
     ]
 
 
-def build(root: Path, into: Path) -> list[Path]:
-    """Compiles the modules, and puts the libraries into the folder `into`: their paths, relative to it."""
+def build(root: Path, into: Path, *, quick: bool = False) -> list[Path]:
+    """Compiles the modules, and puts the libraries into the folder `into`: their paths, relative to it. With `quick`
+    the C compiler optimises nothing."""
     folder = root / ".compiled" / sys.implementation.cache_tag
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder), contextlib.chdir(root):
-        return _build(folder.relative_to(root), into)
+        return _build(folder.relative_to(root), into, "0" if quick else "2")
 
 
-def _build(folder: Path, into: Path) -> list[Path]:
+def _build(folder: Path, into: Path, level: str) -> list[Path]:
     import setuptools  # noqa: PLC0415 — only who compiles needs it; before mypyc, which asks whether it is loaded
     from mypy.version import __version__  # noqa: PLC0415
     from mypyc.build import mypycify  # noqa: PLC0415
@@ -95,7 +97,7 @@ def _build(folder: Path, into: Path) -> list[Path]:
 
     extensions = mypycify(
         [*_OPTIONS, *map(str, sources(Path.cwd()))],
-        opt_level="2",
+        opt_level=level,
         debug_level="0",
         multi_file=True,
         target_dir=str(folder),
@@ -188,11 +190,12 @@ def main() -> None:
     """Compiles the checkout in place, or makes it pure again."""
     parser = argparse.ArgumentParser(prog="python -m tools.compilation", description="Compile the hot modules.")
     parser.add_argument("what", choices=("build", "remove", "list"))
-    what = parser.parse_args().what
-    if what == "build":
+    parser.add_argument("--quick", action="store_true", help="without optimisation")
+    asked = parser.parse_args()
+    if asked.what == "build":
         remove()
-        build(ROOT, ROOT)
-    elif what == "remove":
+        build(ROOT, ROOT, quick=asked.quick)
+    elif asked.what == "remove":
         remove()
     else:
         print(*sources(), sep="\n")

@@ -20,6 +20,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_one_json_object_is_the_last_line_of_stdout_or_it_is_for_people_with_dotted_names(tmp_path: Path) -> None:
     result = bench("xa", "--quick", "--json")
     assert result.returncode == 0, result.stderr

@@ -92,7 +92,7 @@ def field(tmp_path: Path) -> Iterator[ServiceBusField]:
 
 @pytest.mark.slow
 def test_the_client_is_killed(field: ServiceBusField) -> None:
-    for step in some_of(DECIDER_STEPS, 0):
+    for step in some_of(DECIDER_STEPS, 2):
         field.feed(step)
         assert field.run(f"{step} {COUNT}", "self") == -9, step
         field.recover(step)

@@ -122,6 +122,7 @@ def test_close_does_not_wait_for_each_connection_of_a_silent_broker() -> None:
     assert not [end for end in network.ends if end.fileno() >= 0]
 
 
+@pytest.mark.slow
 def test_maintenance_may_come_at_any_moment(broker: EmbeddedBroker) -> None:
     """Also while a channel is being made: nothing touches a connection's engine without its lock."""
     lines: list[Any] = []

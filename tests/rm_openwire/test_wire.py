@@ -70,7 +70,7 @@ def structure(made: type[Any]) -> st.SearchStrategy[Any]:
     return st.deferred(lambda: st.builds(made, **{name: value_of(name, kind, made) for name, kind in layout}))
 
 
-@settings(max_examples=10_000 if EVERY_POINT else 60)
+@settings(max_examples=10_000 if EVERY_POINT else 25)
 @given(st.sampled_from(COMMANDS).flatmap(structure))
 def test_what_is_written_is_read(command: Any) -> None:
     assert decode(encode(command)[4:]) == command
@@ -106,7 +106,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=500 if EVERY_POINT else 30)
+@settings(max_examples=500 if EVERY_POINT else 15)
 @given(st.dictionaries(TEXT, VALUES, max_size=6))
 def test_maps(values: dict[str, Any]) -> None:
     octets = encode_map(values)

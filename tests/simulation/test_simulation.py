@@ -53,11 +53,11 @@ def _with_mutant(usual: world.Mutant, seed: int, mutant: world.Mutant | None = N
 LEAVING = world.Mutant("none", leaving=True)
 HANDS = world.Mutant("none", hands=True)
 SIMULATIONS = {
-    "transactions": Simulation(world.World, mutants.MUTANTS, 80, 1_000),
-    "transactions that leave answers": Simulation(partial(world.World, mutant=LEAVING), (), 40, 500),
-    "transactions with an operator": Simulation(partial(_with_mutant, HANDS), mutants.MUTANTS_OF_HANDS, 80, 1_000),
-    "consumers": Simulation(consumers.World, consumer_mutants.MUTANTS, 20, 200),
-    "pipelines": Simulation(pipeline_world.World, pipeline_mutants.MUTANTS, 8, 100),
+    "transactions": Simulation(world.World, mutants.MUTANTS, 40, 1_000),
+    "transactions that leave answers": Simulation(partial(world.World, mutant=LEAVING), (), 20, 500),
+    "transactions with an operator": Simulation(partial(_with_mutant, HANDS), mutants.MUTANTS_OF_HANDS, 40, 1_000),
+    "consumers": Simulation(consumers.World, consumer_mutants.MUTANTS, 10, 200),
+    "pipelines": Simulation(pipeline_world.World, pipeline_mutants.MUTANTS, 4, 100),
 }
 EACH = pytest.mark.parametrize("simulation", SIMULATIONS.values(), ids=SIMULATIONS)
 

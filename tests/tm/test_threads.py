@@ -73,7 +73,7 @@ def told(shop: Shop, random: Random, key: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("threads", "each"), [(16, 4), pytest.param(64, 100 if LONG else 8, marks=pytest.mark.slow)], ids=str
+    ("threads", "each"), [(8, 4), pytest.param(64, 100 if LONG else 8, marks=pytest.mark.slow)], ids=str
 )
 @pytest.mark.parametrize(
     ("flags", "decider"),

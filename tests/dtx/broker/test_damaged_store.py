@@ -283,10 +283,10 @@ def test_messages_of_a_queue_that_was_deleted_are_no_damage(octets: bytes, tmp_p
 @pytest.mark.slow
 def test_the_header_of_the_file(octets: bytes, tmp_path: Path) -> None:
     for at in range(100):
-        for value in {octets[at] ^ 1, 255} - {octets[at]}:
-            damaged = bytearray(octets)
-            damaged[at] = value
-            agreed(put(tmp_path / "damaged.db", bytes(damaged)), f"octet {at} is {value}")
+        value = 255 if at % 2 and octets[at] != 255 else octets[at] ^ 1
+        damaged = bytearray(octets)
+        damaged[at] = value
+        agreed(put(tmp_path / "damaged.db", bytes(damaged)), f"octet {at} is {value}")
 
 
 # --- files that are cut off, empty or gone

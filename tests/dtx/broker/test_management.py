@@ -123,6 +123,7 @@ def test_branches_are_told_once_page_by_page_and_queues_name_some_and_count_all(
     assert (second["name"], second["branches"]) == ("queue-01", IN_QUEUE)
 
 
+@pytest.mark.slow
 @pytest.mark.pure  # replaces a function of ours
 def test_an_answer_costs_what_it_tells(crowd: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The work of a prepared branch is looked at once, however often somebody asks; a branch that is decided is told no

@@ -75,6 +75,7 @@ def test_a_renewal_that_is_lost_on_the_way(harness: DecidingBrokerHarness, *, be
     assert list(client.rm.owners(RMID)) == [owner]
 
 
+@pytest.mark.slow
 def test_many_renew_at_once(harness: DecidingBrokerHarness) -> None:
     """None of them is lost."""
     owners = [new_owner(f"orders-{number}") for number in range(6)]
@@ -149,6 +150,7 @@ def in_doubt(client: Decider, count: int) -> dict[bytes, bytes]:
     return decided
 
 
+@pytest.mark.slow
 def test_hundreds_of_decisions_in_doubt(harness: DecidingBrokerHarness) -> None:
     client = Decider(harness)
     decided = in_doubt(client, MANY)

@@ -94,6 +94,7 @@ def test_one_dies_and_others_recover(point: str, others: Sequence[str]) -> None:
     one_dies(point, others, at_once=True, new_site=ServiceBusSite)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped for long", "slow"])
 @pytest.mark.parametrize("others", SOME.values(), ids=SOME)
 @pytest.mark.parametrize("point", POINTS)

@@ -239,6 +239,7 @@ MUTANTS = (
     ),
     Mutant(
         "an old checkpoint goes on",
+        seed=12,
         check=_known_batches,
         bind=bent(ownership.bind, _hears("known", lambda known: replace(known, decided={}))),
         plan=bent(EpochPlanner.plan, _NOTHING_LATER),

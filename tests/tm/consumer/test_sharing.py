@@ -304,7 +304,7 @@ def test_callbacks_are_called_once_for_each_message_in_their_order(stall: Stall,
     assert called == [(body, verdict) for (_, body, _), (_, verdict) in zip(handler.begun, called, strict=True)]
 
 
-@pytest.mark.parametrize(("workers", "prefetch"), [(1, 0), (3, 20)])
+@pytest.mark.parametrize(("workers", "prefetch"), [pytest.param(1, 0, marks=pytest.mark.slow), (3, 20)])
 def test_the_messages_of_a_group_are_handled_in_their_order(stall: Stall, workers: int, prefetch: int) -> None:
     """Whatever fails, and however many of them are not begun in time."""
     numbers = range(300)

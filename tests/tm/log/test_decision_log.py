@@ -39,6 +39,7 @@ def test_decisions_are_there_when_the_log_is_opened_again(log_url: str, node: st
     log.close()
 
 
+@pytest.mark.slow
 def test_many_threads_decide_and_many_ends_are_written_before_the_log_is_closed(log_url: str, node: str) -> None:
     """Segments are small, so that a FileLog moves on all the time, and somebody looks from inside and outside."""
     log = opened(log_url, node)

@@ -41,6 +41,7 @@ def test_the_unit_of_systemd(tmp_path: Path) -> None:
         assert complaints(unit), wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["deployment", "statefulset"])
 def test_what_kubernetes_is_given(name: str) -> None:
     validate = pytest.importorskip("kubernetes_validate")
@@ -55,6 +56,7 @@ def test_what_kubernetes_is_given(name: str) -> None:
     assert parsed(arguments[1:]).shutdown_s < told["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
 
 
+@pytest.mark.slow
 def test_the_driver_of_a_pipeline_on_kubernetes() -> None:
     """Every part fits its schema; executors reach the driver, and have its secrets."""
     validate = pytest.importorskip("kubernetes_validate")

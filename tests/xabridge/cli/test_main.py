@@ -150,6 +150,7 @@ def ended(words: list[str], capsys: pytest.CaptureFixture[str], where: str, *, u
     return over.value.code, capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed file .*/dev/null:ResourceWarning")  # what it opens lasts as long as it
 @pytest.mark.parametrize("unbuffered", [False, True])
 def test_a_full_disk(capsys: pytest.CaptureFixture[str], tmp_path: Path, *, unbuffered: bool) -> None:

@@ -634,6 +634,7 @@ def _audit(visitor: Visitor, query: str = "") -> str:
 
 
 # -- hostile strings
+@pytest.mark.slow
 def test_what_a_peer_has_chosen_is_text_everywhere(broker: EmbeddedBroker, operator: Visitor) -> None:
     traffic = Traffic(url(broker))
     for number, said in enumerate(HOSTILE):

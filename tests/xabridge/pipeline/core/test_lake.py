@@ -112,6 +112,7 @@ def test_a_batch_is_one_version_of_each_table(env: CoreEnvironment, folder: Path
     assert len(applications - {None}) == 1
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_aborted_leaves_nothing(env: CoreEnvironment, folder: Path) -> None:
     env.put(ROWS)
     reader = env.reader()
