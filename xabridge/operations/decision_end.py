@@ -141,10 +141,12 @@ def _is_written(place: OperationsTarget, view: TransactionView) -> bool:
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
-def result_lines(ending: DecisionEnding, result: Result, most: int | None = None) -> Iterator[str]:
-    """What was done; of the pass, the first `most` transactions one by one."""
+def result_lines(
+    ending: DecisionEnding, result: Result, most: int | None = None, *, wrapped: bool = True
+) -> Iterator[str]:
+    """What was done; of the pass, the first `most` transactions one by one, as `report_lines` says."""
     if result.report is not None:
-        yield from report_lines(result.report, most)
+        yield from report_lines(result.report, most, wrapped=wrapped)
     for branch in _untold(ending, result):
         yield f"{ending.view.name} on {escaped(branch.resource)}: ended without it (xid {branch.xid})"
     if result.ended:

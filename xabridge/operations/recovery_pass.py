@@ -99,8 +99,9 @@ class _PassProgress:
             self._progress.note("branches: " + ", ".join(f"{self._asked[verb]} {_DOING[verb]}" for verb in self._asked))
 
 
-def report_lines(report: Report, most: int | None = None) -> Iterator[str]:
-    """The actions of the pass, a line for each of the first `most` transactions, and their counts for the others."""
+def report_lines(report: Report, most: int | None = None, *, wrapped: bool = True) -> Iterator[str]:
+    """The actions of the pass, a line for each of the first `most` transactions, and their counts for the others.
+    `wrapped`: in the columns of a terminal; otherwise a line is a sentence with its transaction's name."""
     by_name: dict[str, list[Finding]] = {}
     for finding in report.findings:
         by_name.setdefault(transaction_name(finding.branch.xid), []).append(finding)
@@ -112,39 +113,42 @@ def report_lines(report: Report, most: int | None = None) -> Iterator[str]:
         for gtrid in report.undone
         if gtrid_name(gtrid) not in by_name and gtrid not in report.not_configured
     ]
-    yield from _listed(lines, most)
+    yield from _listed(lines, most, wrapped=wrapped)
 
     for number, (gtrid, names) in enumerate(report.not_configured.items()):
         if number == most:
             yield f"… and {len(report.not_configured) - number} more with resources that are not configured (--all)"
             break
         name = gtrid_name(gtrid)
-        yield from _not_configured(name, names, name)
+        yield from _not_configured(name, names, wrapped=wrapped)
     if not by_name and not report.undone:
         yield "nothing in doubt" if not report.unreachable else "nothing found in doubt"
 
 
-def _listed(lines: Sequence[tuple[str, tuple[str, ...]]], most: int | None) -> Iterator[str]:
+def _listed(lines: Sequence[tuple[str, tuple[str, ...]]], most: int | None, *, wrapped: bool) -> Iterator[str]:
     """The lines about each transaction, by name; for those after the first `most`, only the number of each kind."""
     for name, said in lines[:most]:
-        for what in said:
-            yield from _line(name, what)
-            name = ""  # noqa: PLW2901 — said once
+        for number, what in enumerate(said):
+            yield from _line(name if not wrapped or not number else "", what, wrapped=wrapped)
     others = lines[most:] if most is not None else ()
     if others:
         yield f"… and {several(len(others), 'transaction')} more (--all tells of each):"
         for what, count in Counter(what for _, said in others for what in said).most_common(MOST_KINDS):
-            yield from _line(f"    {count}", what)
+            yield from _line(f"    {count}" if wrapped else f"{count}", what, wrapped=wrapped)
 
 
-def _not_configured(name: str, names: Collection[str], shown: str) -> Iterator[str]:
+def _not_configured(name: str, names: Collection[str], *, wrapped: bool) -> Iterator[str]:
     where = listed([escaped(resource) for resource in names])
-    yield from _line(
-        shown,
+    what = (
         f"decided to commit, but not configured: {where}. Configure it again, under any name, and recovery commits its "
-        "branch. Only if it is gone for good:",
+        "branch. Only if it is gone for good:"
     )
-    yield " " * (_WIDTH + 1) + ending_command(name, names)
+    command = ending_command(name, names)
+    if not wrapped:
+        yield from _line(name, f"{what} {command}", wrapped=False)
+        return
+    yield from _line(name, what, wrapped=True)
+    yield " " * (_WIDTH + 1) + command
 
 
 def _what(findings: list[Finding]) -> Iterator[str]:
@@ -174,8 +178,11 @@ def _where(findings: list[Finding]) -> str:
     return ", ".join(escaped(finding.branch.resource) for finding in findings)
 
 
-def _line(name: str, what: str) -> Iterator[str]:
+def _line(name: str, what: str, *, wrapped: bool) -> Iterator[str]:
     shown = shortened(name, NARROW)
+    if not wrapped:
+        yield f"{shown}: {what}"
+        return
     margin = " " * (_WIDTH + 1)
     if len(shown) > _WIDTH:
         yield shown
@@ -250,18 +257,18 @@ def expectation(place: OperationsTarget, seen: ScannedSite | None = None) -> Pas
     return PassPreview(found, tuple(outcomes))
 
 
-def expected(what: PassPreview, most: int | None = None) -> Iterator[str]:
+def expected(what: PassPreview, most: int | None = None, *, wrapped: bool = True) -> Iterator[str]:
     """The lines of `run --dry-run`: the actions of a pass now, as in `report_lines`."""
     found = what.found
     lines = {view.name: tuple(would(view)) for view in found.transactions}
     for branch, outcome in what.missing:
         name = transaction_name(branch.xid)
         lines[name] = (*lines.get(name, ()), _of_missing(branch, outcome))
-    yield from _listed([(name, said) for name, said in lines.items() if said], most)
+    yield from _listed([(name, said) for name, said in lines.items() if said], most, wrapped=wrapped)
 
     absent = [view for view in found.transactions if view.decision is DecisionKnowledge.COMMIT and _absent(view)]
     for view in absent[:most]:
-        yield from _not_configured(view.name, _absent(view), view.name)
+        yield from _not_configured(view.name, _absent(view), wrapped=wrapped)
     if most is not None and len(absent) > most:
         yield f"… and {len(absent) - most} more with resources that are not configured (--all)"
     if not found.transactions and not found.missing:

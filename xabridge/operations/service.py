@@ -183,7 +183,7 @@ class OperatorService:
         self, wanted: OperatorRequest, *, heuristic: bool
     ) -> tuple[ProposedAction, Plan | decision_end.DecisionEnding | None]:
         if wanted.doing == RECOVER:
-            return ProposedAction(tuple(expected(expectation(self.place), SHOWN))), None
+            return ProposedAction(tuple(expected(expectation(self.place), SHOWN, wrapped=False))), None
 
         seen = self.place.look()
         found = survey(seen)
@@ -213,7 +213,9 @@ class OperatorService:
             raise ActionRefused(f"nothing was done: {choice.refused}")
         if isinstance(planned, decision_end.DecisionEnding):
             result = decision_end.carry_out(self.place, planned, silent())
-            lines = tuple(OperatorAnswer(True, line) for line in decision_end.result_lines(planned, result, SHOWN))
+            lines = tuple(
+                OperatorAnswer(True, line) for line in decision_end.result_lines(planned, result, SHOWN, wrapped=False)
+            )
             return lines if result.trouble is None else (*lines, OperatorAnswer(False, escaped(result.trouble)))
 
         assert planned is not None  # noqa: S101 — there is none for a pass only
@@ -226,7 +228,7 @@ class OperatorService:
         with self.place.holding_the_log() as log:
             report = one_pass(self.place, log, silent())
         away = [OperatorAnswer(False, line) for line in unreachable_lines(report.unreachable)]
-        return [*(OperatorAnswer(True, line) for line in report_lines(report, SHOWN)), *away]
+        return [*(OperatorAnswer(True, line) for line in report_lines(report, SHOWN, wrapped=False)), *away]
 
 
 def said_of(answers: Any) -> tuple[OperatorAnswer, ...]:

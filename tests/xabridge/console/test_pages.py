@@ -727,8 +727,8 @@ def test_a_manager_that_runs_keeps_its_log(of_a_node: Visitor, field: Field) -> 
         log.close()
     assert "would be committed on broker and shop" in text_of(of_a_node.get("/transactions/recover"))
     said = text_of(of_a_node.post("/transactions/recover"))
-    assert "orders-1·3fa91c·8231 committed on broker, shop" in said
-    assert "orders-2·c07d11·114 left alone: belongs to node orders-2" in said
+    assert "orders-1·3fa91c·8231: committed on broker, shop" in said
+    assert "orders-2·c07d11·114: left alone: belongs to node orders-2" in said
 
 
 def test_finishing_needs_its_permissions(of_a_node: Visitor, field: Field) -> None:
@@ -756,3 +756,15 @@ def test_each_transaction_has_an_address(settled: EmbeddedBroker, field: Field, 
     said, _ = choice(visitor, "rollback", str(Xid(7, b"of somebody")))
     assert "the branch on broker" in said
     assert "the branch on shop" in said
+
+
+def test_the_preview_of_a_recovery_pass_is_in_whole_sentences(of_a_node: Visitor, field: Field) -> None:
+    """Not in the lines of a terminal, of which each would be torn off."""
+    field.decide(field.gtrid(9000), "a resource that is not configured any more")
+    page = html.unescape(of_a_node.get("/transactions/recover"))
+    assert "␣" not in page
+    assert re.search(
+        r"<li>orders-1·3fa91c·9000: decided to commit, but not configured: .* Only if it is gone for good: "
+        r"xabridge recover end orders-1·3fa91c·9000 --gone '.*'</li>",
+        page,
+    )
