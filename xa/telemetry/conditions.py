@@ -14,6 +14,13 @@ from typing import Final
 GUIDE: Final = "docs/recover.md"
 """Where each condition has its section, with its name as the anchor."""
 
+OLD_S: Final = 300.0
+"""What is in doubt for longer needs a person, because recovery has tried several times by then."""
+SKEW_S: Final = 5.0
+"""Ages and leases are wrong by the difference of the clocks."""
+BEHIND_S: Final = 60.0
+"""A relay sends within a second what it can send."""
+
 
 class Level(StrEnum):
     """How urgent a condition is."""
@@ -191,7 +198,7 @@ TRANSACTION_IN_DOUBT: Final = Condition(
     "bring the resource back that is `not reached`, or start the node whose decision is `unknown`",
     "each node, of its own transactions, `doctor`, and the console of all: in doubt for five minutes",
     AlertRule(
-        "xabridge_transactions_in_doubt_age_seconds > 300",
+        f"xabridge_transactions_in_doubt_age_seconds > {OLD_S:g}",
         "1m",
         "a transaction of {{ $labels.xabridge_node }} is in doubt for {{ $value | humanizeDuration }}",
     ),
@@ -295,7 +302,9 @@ OUTBOX_BEHIND: Final = Condition(
     "xabridge outbox status",
     "start the relay; its log says what keeps it from sending",
     "the relay: the oldest message waits for more than a minute, for five minutes; `doctor`",
-    AlertRule("xabridge_outbox_oldest_seconds > 60", "5m", "an outbox waits for {{ $value | humanizeDuration }}"),
+    AlertRule(
+        f"xabridge_outbox_oldest_seconds > {BEHIND_S:g}", "5m", "an outbox waits for {{ $value | humanizeDuration }}"
+    ),
 )
 OUTBOX_SET_ASIDE: Final = Condition(
     "outbox-set-aside",

@@ -13,6 +13,7 @@ from tm.config import configuration_from
 from tm.resources import ConfigurationError
 from xa.diagnosis import Check, Health
 from xa.printable import escaped
+from xa.telemetry.conditions import RESOURCE_UNREACHABLE
 from xabridge.cli.outbox_checks import examine_outbox
 from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
@@ -80,11 +81,13 @@ def _examine(path: str, progress: Progress) -> Iterator[SubjectCheck]:
         yield _configured(path, configuration, site)
         yield from examine_log(configuration, [name for name, held in site.resources.items() if held.decides])
         diagnosed = examine_site(site, progress)
+        unreachable = silent(diagnosed)
         for name, examined in diagnosed.items():
-            yield from (SubjectCheck(name, check) for check in examined.checks)
+            condition = RESOURCE_UNREACHABLE if name in unreachable else None
+            yield from (SubjectCheck(name, check, condition) for check in examined.checks)
         yield from examine_outbox(path)
         try:
-            expected = expectation(site, site.look(silent(diagnosed)))
+            expected = expectation(site, site.look(unreachable))
         except ConfigurationError:
             return  # the log's URL names no log, which the check of the log has said
         yield from examine_survey(expected, diagnosed, has_log=configuration.log is not None)
@@ -109,7 +112,8 @@ def lines(examined: SubjectCheck) -> Iterator[str]:
     if len(subject) > 10:
         yield head
         head = margin
-    for first, text in ((head, check.found), (margin, check.advice)):
+    named = f"condition: {examined.condition.name}" if examined.condition is not None else ""
+    for first, text in ((head, check.found), (margin, check.advice), (margin, named)):
         if text:
             yield from textwrap.wrap(
                 escaped(text), NARROW, initial_indent=first, subsequent_indent=margin, break_long_words=False,
@@ -126,4 +130,5 @@ def value_of(examined: SubjectCheck) -> dict[str, Any]:
         "check": check.subject,
         "found": check.found,
         "mend": check.advice,
+        "condition": examined.condition.name if examined.condition is not None else None,
     }

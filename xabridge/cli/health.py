@@ -6,6 +6,7 @@ It tells a container engine by its exit code, and people by what it prints.
 from __future__ import annotations
 
 import http.client
+import json
 import sys
 from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, Final
@@ -13,11 +14,14 @@ from urllib.parse import urlsplit
 
 from xa.open_string import shown
 from xa.printable import printable
+from xa.telemetry.conditions import CONDITIONS
 from xabridge.exit_codes import Exit
 from xabridge.http_deadline import within
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+
+    from xa.telemetry.conditions import Condition
 
 SUMMARY: Final = "ask a broker or a consumer over HTTP whether it is ready"
 DEFAULT: Final = "http://127.0.0.1:9464/ready"
@@ -41,6 +45,15 @@ def _seconds(text: str) -> float:
     if not 0 < seconds <= LONGEST_S:
         raise ArgumentTypeError(f"expected seconds, above 0 and at most {LONGEST_S}")
     return seconds
+
+
+def _conditions(body: str) -> list[Condition]:
+    """Those that a broker says hold."""
+    try:
+        held = json.loads(body).get("conditions")
+    except (ValueError, AttributeError, RecursionError):
+        return []
+    return [condition for condition in CONDITIONS if condition.name in held] if isinstance(held, dict) else []
 
 
 def run(arguments: Namespace) -> Exit:
@@ -70,4 +83,6 @@ def run(arguments: Namespace) -> Exit:
 
     for line in body.splitlines():
         print(printable(line, MOST))
+    for condition in _conditions(body):
+        sys.stderr.write(f"{condition.name}: {condition.means}; first: {condition.command}\n")
     return Exit.DONE if response.status == 200 else Exit.FAILED

@@ -10,12 +10,14 @@ from xa.configuration import read_file
 from xa.diagnosis import Check, Health
 from xa.open_string import shown
 from xa.secrets import masked
+from xa.telemetry.conditions import BEHIND_S, OUTBOX_BEHIND, OUTBOX_SET_ASIDE
 from xabridge.operations.diagnosis import SubjectCheck
 from xabridge.text import age, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from xa.telemetry.conditions import Condition
     from xabridge.outbox.config import OutboxConfig
 
 SUBJECT: Final = "outbox"
@@ -33,7 +35,7 @@ def examine_outbox(path: str) -> Iterator[SubjectCheck]:
         yield SubjectCheck(SUBJECT, Check(Health.FAIL, "configuration", str(error), "correct [outbox]"))
         return
     yield SubjectCheck(SUBJECT, _broker(config))
-    yield SubjectCheck(SUBJECT, _database(config))
+    yield _database(config)
 
 
 def _broker(config: OutboxConfig) -> Check:
@@ -57,34 +59,40 @@ def _broker(config: OutboxConfig) -> Check:
     return Check(Health.OK, "broker", f"{shown(config.broker)}: the relay can log in")
 
 
-def _database(config: OutboxConfig) -> Check:
+def _database(config: OutboxConfig) -> SubjectCheck:
     from sqlalchemy import inspect  # noqa: PLC0415 — as above
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
     from xabridge.outbox.store import OutboxStore  # noqa: PLC0415
     from xabridge.outbox.tables import Tables, TablesError  # noqa: PLC0415
 
+    def checked(health: Health, found: str, advice: str = "", condition: Condition | None = None) -> SubjectCheck:
+        return SubjectCheck(SUBJECT, Check(health, "database", found, advice), condition)
+
     if config.database is None:
-        return Check(Health.WARN, "database", "none is named", "outbox.database, or xabridge outbox relay --database")
+        return checked(Health.WARN, "none is named", "outbox.database, or xabridge outbox relay --database")
     try:
         store = OutboxStore.at(config.database, Tables(schema=config.schema))
     except (ConfigurationError, XaError, ValueError) as error:
-        return Check(Health.FAIL, "database", masked(str(error)), "correct outbox.database")
+        return checked(Health.FAIL, masked(str(error)), "correct outbox.database")
 
     try:
         if not inspect(store.engine).has_table(store.tables.outbox.name, schema=config.schema):
             advice = "the relay makes it, if it may; or: xabridge outbox create"
-            return Check(Health.WARN, "database", f"{shown(config.database)}: there is no outbox yet", advice)
+            return checked(Health.WARN, f"{shown(config.database)}: there is no outbox yet", advice)
         figures = store.figures()
     except TablesError as error:
-        return Check(Health.FAIL, "database", str(error), "follow the message")
+        return checked(Health.FAIL, str(error), "follow the message")
     except (SQLAlchemyError, XaError) as error:
         said = str(getattr(error, "orig", None) or error).splitlines()[0]
-        return Check(Health.FAIL, "database", masked(said), "make it reachable from this machine: outbox.database")
+        return checked(Health.FAIL, masked(said), "make it reachable from this machine: outbox.database")
     finally:
         store.close()
     oldest = f", the oldest for {age(figures.oldest_s)}" if figures.waiting else ""
     found = f"{shown(config.database)}: {several(figures.waiting, 'message')} waiting{oldest}"
     if figures.refused:
-        return Check(Health.WARN, "database", f"{found}; {figures.refused} set aside", "xabridge outbox list --refused")
-    return Check(Health.OK, "database", found)
+        advice = "xabridge outbox list --refused"
+        return checked(Health.WARN, f"{found}; {figures.refused} set aside", advice, OUTBOX_SET_ASIDE)
+    if figures.waiting and (figures.oldest_s or 0.0) > BEHIND_S:
+        return checked(Health.WARN, found, "start the relay: xabridge outbox relay", OUTBOX_BEHIND)
+    return checked(Health.OK, found)

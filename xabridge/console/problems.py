@@ -29,13 +29,13 @@ from xa.telemetry.conditions import (
     PIPELINE_FAILING,
     QUEUE_PAUSED,
     RESOURCE_UNREACHABLE,
+    SKEW_S,
     TRANSACTION_IN_DOUBT,
     Condition,
     Level,
     Question,
 )
 from xabridge.console.view import address
-from xabridge.operations.diagnosis import SKEW_S
 from xabridge.text import age, amount, listed, several
 
 if TYPE_CHECKING:

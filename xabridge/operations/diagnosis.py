@@ -15,6 +15,14 @@ from xa.gtrid import incarnation_name
 from xa.open_string import shown
 from xa.printable import escaped
 from xa.secrets import masked
+from xa.telemetry.conditions import (
+    CLOCK_OFF,
+    HEURISTIC_OUTCOME,
+    OLD_S,
+    RESOURCE_UNREACHABLE,
+    SKEW_S,
+    TRANSACTION_IN_DOUBT,
+)
 from xabridge.operations.recovery_pass import noting_command
 from xabridge.operations.survey import DecisionKnowledge, State, contradiction
 from xabridge.operations.survey import advice as next_step
@@ -25,15 +33,11 @@ if TYPE_CHECKING:
 
     from tm.config import Configuration
     from tm.resources import Resource
+    from xa.telemetry.conditions import Condition
     from xabridge.operations.progress import Progress
     from xabridge.operations.recovery_pass import PassPreview
     from xabridge.operations.site import Site
     from xabridge.operations.survey import Survey, TransactionView
-
-OLD_S: Final = 300.0
-"""Branches that are in doubt for longer need a person, because recovery has tried several times by then."""
-SKEW_S: Final = 5.0
-"""Ages and leases are wrong by the difference of the clocks."""
 
 _ADVICE: Final = {
     Code.XAER_RMFAIL: "start it, or make it reachable from this machine; its URL is {key}.url",
@@ -44,10 +48,17 @@ _ADVICE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SubjectCheck:
-    """A check, and what it was about: config, log, decisions, node, orphans, clock, or a resource's name."""
+    """A check, and what it was about: config, log, decisions, node, orphans, clock, or a resource's name. `condition`
+    is the one that holds, where what was found is one of the list."""
 
     subject: str
     check: Check
+    condition: Condition | None = None
+
+
+def of_condition(subject: str, check: Check, condition: Condition) -> SubjectCheck:
+    """A check that finds this condition, or that all is well."""
+    return SubjectCheck(subject, check, None if check.health is Health.OK else condition)
 
 
 # --- the decision log -------------------------------------------------------------------------------------------------
@@ -160,14 +171,15 @@ def examine_survey(
     for name, why in found.unreachable.items():
         if name not in failed:
             check = Check(Health.FAIL, "in doubt", f"the branches in doubt can't be read: {masked(why)}", "see above")
-            yield SubjectCheck(name, check)
+            yield SubjectCheck(name, check, RESOURCE_UNREACHABLE)
     if found.log_trouble is None:
-        yield from (SubjectCheck("decisions", check) for check in _decisions(expected, has_log=has_log))
-    yield SubjectCheck("orphans", _orphans(found))
+        decisions = _decisions(expected, has_log=has_log)
+        yield from (of_condition("decisions", check, HEURISTIC_OUTCOME) for check in decisions)
+    yield of_condition("orphans", _orphans(found), TRANSACTION_IN_DOUBT)
     yield SubjectCheck("node", _node(found))
     clock = _clock({name: of.clock_ahead_s for name, of in diagnosed.items()})
     if clock is not None:
-        yield SubjectCheck("clock", clock)
+        yield of_condition("clock", clock, CLOCK_OFF)
 
 
 def _decisions(expected: PassPreview, *, has_log: bool) -> Iterator[Check]:

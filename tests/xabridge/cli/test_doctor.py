@@ -11,15 +11,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import create_engine, update
+
+from rm_amqp import Message
 from tests.xabridge.cli.field import NAME, OTHER_LOG, Field, Xabridge, xid_of
 from tm.log import Branch, Heuristic
 from tm.log.folder_check import examine_folder, file_system_of
 from xa import Code
 from xa.diagnosis import Check, Diagnosis, Health
+from xa.telemetry.conditions import CLOCK_OFF
 from xabridge.cli.doctor import lines
 from xabridge.operations.diagnosis import SubjectCheck, examine_survey
 from xabridge.operations.recovery_pass import PassPreview
 from xabridge.operations.survey import Survey
+from xabridge.outbox import Outbox
+from xabridge.outbox.tables import Tables
 from xabridge.testing.in_process import TestBroker
 
 
@@ -80,7 +86,10 @@ def test_for_people(field: Field, xabridge: Xabridge) -> None:
     assert said.code == 1
     assert "ok    broker     reference://broker, in this machine's memory\n" in said.out
     assert "fail  a-name-that-is-long\n" in said.out
-    assert "                 start the process that serves it\n" in said.out
+    assert (
+        "                 start the process that serves it\n                 condition: resource-unreachable\n"
+        in said.out
+    )
     assert said.out.splitlines()[-1].endswith(", 1 fail")
     assert max(map(len, said.out.splitlines())) <= 80
 
@@ -137,10 +146,12 @@ def test_a_log_that_can_not_be_used(field: Field, xabridge: Xabridge) -> None:
 def test_orphans_and_heuristic_outcomes(field: Field, xabridge: Xabridge) -> None:
     field.open_log().close()
     field.prepare("shop", field.gtrid(1))
-    assert checks(xabridge)["orphans", "orphans"]["health"] == "ok", "it is young"
+    check = checks(xabridge)["orphans", "orphans"]
+    assert (check["health"], check["condition"]) == ("ok", None), "it is young"
     field.now += 301
     check = checks(xabridge)["orphans", "orphans"]
     assert (check["health"], check["found"]) == ("warn", "1 branch in doubt, the oldest for 5 m")
+    assert check["condition"] == "transaction-in-doubt"
     assert xabridge("recover", "rollback", NAME, "--yes").code == 0
     log = field.open_log()
     log.note_heuristic(Heuristic(Branch("shop", xid_of(field.gtrid(1), "shop")), Code.XA_HEURMIX))
@@ -180,9 +191,9 @@ def test_a_resource_manager_that_does_not_diagnose_is_opened(field: Field, xabri
 def test_clocks() -> None:
     for ahead_s, health in ((4.9, Health.OK), (-37.0, Health.WARN), (5.0, Health.WARN)):
         told = {"shop": Diagnosis((), ahead_s), "broker": Diagnosis((), None)}
-        (clock,) = [
-            of.check for of in examine_survey(PassPreview(Survey("n", 2, ()), ()), told) if of.subject == "clock"
-        ]
+        (found,) = [of for of in examine_survey(PassPreview(Survey("n", 2, ()), ()), told) if of.subject == "clock"]
+        clock = found.check
+        assert found.condition is (CLOCK_OFF if health is Health.WARN else None)
         assert clock.health is health
         assert ahead_s > 0 or "shop 37 s behind" in clock.found
     (line,) = lines(SubjectCheck("x\x1b", Check(Health.OK, "it", "a\x07b")))
@@ -219,6 +230,19 @@ def test_the_broker_and_the_database_of_the_outbox(field: Field, xabridge: Xabri
         assert written(broker.url)["broker"][0] == "ok"
         assert xabridge("outbox", "create").code == 0
         assert of_outbox(xabridge)["database"] == ("ok", "sqlite:////field/shop.db: 0 messages waiting ")
+
+        engine, outbox = create_engine(database), Tables().outbox
+        with engine.begin() as connection:
+            Outbox().put(connection, "orders", Message(1))
+        assert of_outbox(xabridge)["database"][0] == "ok", "a relay may be about to send it"
+        with engine.begin() as connection:
+            connection.execute(update(outbox).values(created=outbox.c.created - 61))
+        check = checks(xabridge)["outbox", "database"]
+        assert (check["health"], check["condition"]) == ("warn", "outbox-behind")
+        with engine.begin() as connection:
+            connection.execute(update(outbox).values(state="refused"))
+        assert checks(xabridge)["outbox", "database"]["condition"] == "outbox-set-aside"
+        engine.dispose()
 
     field.config.write_text(f"{before}\n[outbox]\nbrokers = 1\n")
     assert of_outbox(xabridge)["configuration"][0] == "fail"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from xa.telemetry.conditions import Question
+from xa.telemetry.conditions import OLD_S, Question
 from xabridge.console.brokers import BrokerProblem, RequestRefused
 from xabridge.console.pages.dead_letters import groups_of
 from xabridge.console.pages.nodes import node_lines
@@ -18,7 +18,6 @@ from xabridge.console.pages.transactions import survey_for
 from xabridge.console.problems import ProblemList
 from xabridge.console.site_watch import key_of
 from xabridge.console.view import PageView
-from xabridge.operations.diagnosis import OLD_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
