@@ -37,7 +37,7 @@ from dtx.store.contract import StoreAway, StoreError, StoreLeased, StoreLocked
 from dtx.store.memory import Disk, MemoryStore
 from dtx.store.sql import SqlStore
 from xa import Code
-from xa.tls import load_certificate
+from xa.tls import end_of_certificate, load_certificate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -215,6 +215,8 @@ class Broker:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if config.certificate is not None and config.key is not None:
             load_certificate(context, config.certificate, config.key)
+            with contextlib.suppress(ValueError):  # OpenSSL takes it
+                self.monitoring.certificate_end = end_of_certificate(config.certificate)
         if config.client_ca is not None:
             context.load_verify_locations(config.client_ca)
             context.verify_mode = ssl.CERT_OPTIONAL

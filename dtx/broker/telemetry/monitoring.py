@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from dtx.broker.telemetry.figures import FigureReader
@@ -17,11 +17,9 @@ from dtx.broker.telemetry.readiness import Readiness
 from xa.telemetry.conditions import CERTIFICATE_ENDS, LEASE_LOST, STORE_FULL
 from xa.telemetry.endpoint import JSON, Answer, Endpoint, text_answer
 from xa.telemetry.exposition import Exposition, MetricsPage, NoExporter
-from xa.tls import end_of_certificate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from opentelemetry.metrics import MeterProvider
 
@@ -45,10 +43,13 @@ class Monitoring:
         self._store = store
         self._container = container
         self._figures = FigureReader(container, config.settings.metrics_queues)
+        self.certificate_end = math.inf
+        """Until when the certificate that peers are shown is valid, in seconds since 1970."""
+        days = config.settings.certificate_days
         container.conditions.holds = {
             LEASE_LOST.name: lambda: not store.may_tell,
             STORE_FULL.name: lambda: store.full,
-            CERTIFICATE_ENDS.name: partial(_ends, config.certificate, config.settings.certificate_days),
+            CERTIFICATE_ENDS.name: lambda: self.certificate_end - time.time() < days * DAY_S,
         }
         self._readiness = Readiness(container.resource, flush)
         self._endpoint: Endpoint | None = None
@@ -122,13 +123,3 @@ class Monitoring:
             "conditions": {one.condition.name: one.count for one in self._container.conditions.found if one.count},
         }
         return Answer(503 if trouble else 200, json.dumps(said).encode() + b"\n", JSON)
-
-
-def _ends(certificate: Path | None, days: float) -> bool:
-    """Whether the certificate ends within so many days."""
-    if certificate is None:
-        return False
-    try:
-        return end_of_certificate(certificate) - time.time() < days * DAY_S
-    except (OSError, ValueError):
-        return False  # the broker has loaded it before, and someone may be about to replace the file

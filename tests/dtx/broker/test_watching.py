@@ -37,6 +37,7 @@ from tests.postgres import Postgres
 from tests.programs import loaded_by
 from xa import Xid
 from xa.telemetry import exposition
+from xa.telemetry.conditions import CERTIFICATE_ENDS, LEASE_LOST, STORE_FULL
 from xa.telemetry.metric import OTHER, prometheus_label
 from xabridge.cli import main
 from xabridge.testing.broker import BrokerProcess
@@ -226,6 +227,28 @@ async def test_it_is_ready_while_the_store_takes_changes(broker: Broker, monkeyp
             await asyncio.sleep(0.01)
 
 
+async def held_at(broker: Broker) -> dict[str, int]:
+    """The conditions that `/ready` counts."""
+    conditions: dict[str, int] = json.loads((await asked(broker, "ready"))[1])["conditions"]
+    return conditions
+
+
+@on_a_broker(config=HTTP)
+async def test_a_full_store_is_a_condition(broker: Broker) -> None:
+    assert await held_at(broker) == {}
+    sql_store(broker)._open.writer._is_reported = True
+    assert await held_at(broker) == {STORE_FULL.name: 1}
+
+
+@pytest.mark.parametrize(("days", "expected"), [(14.0, {}), (1e6, {CERTIFICATE_ENDS.name: 1})])
+def test_a_certificate_that_ends_soon_is_a_condition(tmp_path: Path, days: float, expected: dict[str, int]) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path, tls=True, config=HTTP, certificate_days=days) as broker:
+            assert await held_at(broker) == expected
+
+    asyncio.run(scenario())
+
+
 @on_a_broker(config=HTTP)
 async def test_a_broker_that_stands_by_is_live_and_not_ready(broker: Broker) -> None:
     standby = Broker(replace(broker.config, standby=True))
@@ -235,6 +258,7 @@ async def test_a_broker_that_stands_by_is_live_and_not_ready(broker: Broker) -> 
     status, body = await asked(standby, "ready")
     assert (status, json.loads(body)["ready"]) == (503, False)
     assert "another process" in json.loads(body)["trouble"]
+    assert json.loads(body)["conditions"] == {}, "it has no lease to lose"
     assert (await asked(standby, "metrics"))[0] == 200
     standby.stop()
     await asyncio.wait_for(starting, WAIT_S)
@@ -272,6 +296,21 @@ def test_probes_are_answered_while_the_lease_of_a_dead_process_runs_out(postgres
 
     asyncio.run(scenario())
     dead.close()
+
+
+@pytest.mark.slow
+@in_loop
+async def test_a_lease_that_runs_out_is_a_condition(postgres: Postgres) -> None:
+    broker = Broker(over(postgres.create_database(), standby=False))
+    await broker.start()
+    assert await held_at(broker) == {}
+    lease = sql_store(broker)._open.lease
+    assert lease is not None
+    lease._closing.set()  # it renews no more
+    async with asyncio.timeout(WAIT_S):
+        while LEASE_LOST.name not in await held_at(broker):  # noqa: ASYNC110 — as a probe does
+            await asyncio.sleep(0.05)
+    await broker.close()
 
 
 @pytest.mark.slow

@@ -152,6 +152,7 @@ def test_orphans_and_heuristic_outcomes(field: Field, xabridge: Xabridge) -> Non
     check = checks(xabridge)["orphans", "orphans"]
     assert (check["health"], check["found"]) == ("warn", "1 branch in doubt, the oldest for 5 m")
     assert check["condition"] == "transaction-in-doubt"
+
     assert xabridge("recover", "rollback", NAME, "--yes").code == 0
     log = field.open_log()
     log.note_heuristic(Heuristic(Branch("shop", xid_of(field.gtrid(1), "shop")), Code.XA_HEURMIX))

@@ -31,12 +31,14 @@ class BrokerReply(Generic[T]):
     trouble: str = ""
     away: bool = False
     """Whether it is known that it can't be reached."""
+    pending: bool = False
+    """Whether it may still answer."""
 
     @classmethod
     def failed(cls, broker: str, trouble: BrokerProblem) -> BrokerReply[T]:
         """It has not replied."""
-        away = isinstance(trouble, BrokerUnreachable) and not isinstance(trouble, NotAnsweredYet)
-        return cls(broker, None, str(trouble), away)
+        pending = isinstance(trouble, NotAnsweredYet)
+        return cls(broker, None, str(trouble), isinstance(trouble, BrokerUnreachable) and not pending, pending)
 
 
 def link_of(request: Request, session: Session) -> BrokerLink:
