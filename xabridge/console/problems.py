@@ -77,6 +77,8 @@ class Problems:
 
     found: tuple[Problem, ...]
     unknown: Mapping[Question, tuple[tuple[str, str], ...]]
+    away: frozenset[str] = frozenset()
+    """Who is away, which is a problem already."""
 
     def of(self, question: Question) -> list[Problem]:
         """Those that answer a question with no."""
@@ -95,8 +97,9 @@ class Problems:
 
     @property
     def silent(self) -> list[tuple[str, str]]:
-        """Of whom nothing is known, and why."""
-        return list(dict.fromkeys(one for those in self.unknown.values() for one in those))
+        """Of whom nothing is known, and why; those who are away are not named again."""
+        every = dict.fromkeys(one for those in self.unknown.values() for one in those)
+        return [(who, why) for who, why in every if who not in self.away]
 
 
 class ProblemList:
@@ -105,6 +108,7 @@ class ProblemList:
     def __init__(self) -> None:
         self._found: dict[Problem, None] = {}
         self._unknown: dict[Question, dict[tuple[str, str], None]] = {question: {} for question in Question}
+        self._away: set[str] = set()
 
     def unknown(self, who: str, why: str, *questions: Question) -> None:
         """Nothing is known of these questions from `who`; of all, if none is named."""
@@ -119,6 +123,7 @@ class ProblemList:
         """A broker or a node has not answered: because it is away, or nothing is known of it yet."""
         if away:
             self.add(AWAY, f"{kind} {name} is away: {why}", page)
+            self._away.add(f"{kind} {name}")
         else:
             self.unknown(f"{kind} {name}", why)
 
@@ -127,7 +132,8 @@ class ProblemList:
         """All that were added."""
         urgency = {condition: number for number, condition in enumerate(CONDITIONS)}
         found = sorted(self._found, key=lambda problem: urgency[problem.condition])
-        return Problems(tuple(found), {question: tuple(those) for question, those in self._unknown.items()})
+        unknown = {question: tuple(those) for question, those in self._unknown.items()}
+        return Problems(tuple(found), unknown, frozenset(self._away))
 
     # -- from what was asked
     def add_broker(self, broker: str, answer: Mapping[str, Any] | None, *, with_branches: bool) -> None:
@@ -187,6 +193,17 @@ class ProblemList:
             since = "" if longest is None else f", the oldest for {age(longest)}"
             said = f"{several(len(waiting), 'transaction')} in doubt{since}: {_few([view.name for _, view in waiting])}"
             self.add(TRANSACTION_IN_DOUBT, said, "/transactions")
+
+    def add_unasked(self, unreachable: Mapping[str, str], brokers: Iterable[str]) -> None:
+        """Who has not said what is in doubt there: brokers and nodes, which may be asked still, and resources."""
+        own = set(brokers)
+        for name, why in unreachable.items():
+            if name in own or name.startswith("node "):
+                self.unknown(f"broker {name}" if name in own else name, why, Question.STUCK)
+            else:
+                self.unknown(name, why, Question.STUCK)
+                self.add(RESOURCE_UNREACHABLE, f"{name}: {why}", "/transactions")
+                self._away.add(name)
 
     def add_pipelines(self, pipelines: Iterable[PipelineView]) -> None:
         """Those that stand still, and those whose batches fail."""

@@ -14,10 +14,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from dtx.broker.settings import QueueSettings, Settings
 from rm_amqp import Message
+from rm_amqp.management import ManagementClient
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.cli.field import Field
-from tests.xabridge.console.scene import PASSWORD, scene, url
+from tests.xabridge.console.scene import PASSWORD, broker_with_users, console, node, scene, url
 from tests.xabridge.traffic import Traffic, post
 from xabridge.console.server import Server
 
@@ -161,6 +163,37 @@ def test_every_page_in_every_look(browser: Browser, shown: Scene) -> None:
     assert wide == []
     assert broken == []
     assert window.complaints == []
+
+
+@pytest.mark.parametrize("count", [0, 3, 1000])
+def test_the_overview_fits_one_screen_where_all_is_well(browser: Browser, tmp_path: Path, count: int) -> None:
+    """With a node. Then one queue is paused, and the keyboard leads from the first page to it."""
+    settings = Settings(queues={f"queue-{number:04}": QueueSettings() for number in range(count)})
+    broker = broker_with_users(tmp_path / "broker", settings=settings)
+    try:
+        with node() as watched, console([("main", url(broker))], nodes=(watched,)) as server:
+            window = Window(browser, server.address.rstrip("/"))
+            window.sign_in()
+            page = window.page
+            expect(page.get_by_text(f"Nothing is wrong: {count} queues of 1 broker, 1 node looked at.")).to_be_visible()
+            expect(page.get_by_role("heading", name="Nodes")).to_be_visible()
+            assert page.evaluate("document.documentElement.scrollHeight") <= 900
+            if count:
+                with ManagementClient(url(broker)) as management:
+                    management.ask("pause-queue", queue="queue-0001")
+                expect(page.get_by_role("link", name="1 queue of main is paused: queue-0001 (0)")).to_be_visible()
+                expect(page.get_by_role("link", name="Does work flow? trouble")).to_be_visible()
+
+                for _ in range(30):  # behind the pages, the user's buttons and the three answers
+                    page.keyboard.press("Tab")
+                    if page.evaluate("document.activeElement.textContent").startswith("1 queue of main is paused"):
+                        break
+                page.keyboard.press("Enter")
+                expect(page.get_by_role("heading", name="queue-0001")).to_be_visible()
+            window.context.close()
+            assert window.complaints == []
+    finally:
+        broker.stop()
 
 
 def test_nodes_and_pipelines(window: Window) -> None:

@@ -83,6 +83,16 @@ def test_the_answers() -> None:
     assert [problem.said for problem in both.found] == ["broker second is away: refused"]
 
 
+def test_who_has_not_said_what_is_in_doubt() -> None:
+    """A resource that is down is a condition; a broker or a node is one only if it is away, and is named once."""
+    problems = ProblemList()
+    problems.add_silent("broker", "main", "refused", "#flow", away=True)
+    problems.add_unasked({"main": "refused", "node b": "it has not answered yet", "shop": "no route"}, ["main"])
+    found = problems.put_together
+    assert [problem.said for problem in found.found] == ["broker main is away: refused", "shop: no route"]
+    assert found.silent == [("node b", "it has not answered yet")]
+
+
 def test_a_broker_that_is_older_or_newer_hides_nothing() -> None:
     """An older one looks for nothing; of a newer one's conditions those that are known here are shown."""
     problems = ProblemList()

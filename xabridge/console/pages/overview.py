@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from xabridge.operations.survey import Survey, TransactionView
 
 T = TypeVar("T")
-QUEUES: Final = 6
+QUEUES: Final = 5
 DOUBTS: Final = 3
 GROUPS: Final = 8
 PIPELINES: Final = 12
@@ -146,17 +146,13 @@ def _problems(
     for what, why in (("the nodes", nodes.why), ("the pipelines", pipelines.why)):
         if why:
             found.unknown(what, why)
-    for who, why in _unasked(doubt):
-        found.unknown(who, why, Question.STUCK)
-    return found.put_together
-
-
-def _unasked(doubt: InDoubtFigure) -> list[tuple[str, str]]:
-    """Who has not said what is in doubt there, and why."""
     if doubt.found is None:
-        return [("what is in doubt", doubt.why)]
-    silent = list(doubt.found.unreachable.items())
-    return silent if doubt.found.log_trouble is None else [*silent, ("the decision log", doubt.found.log_trouble)]
+        found.unknown("what is in doubt", doubt.why, Question.STUCK)
+    else:
+        found.add_unasked(doubt.found.unreachable, [one.broker for one in flows])
+        if doubt.found.log_trouble is not None:
+            found.unknown("the decision log", doubt.found.log_trouble, Question.STUCK)
+    return found.put_together
 
 
 def _versions(flows: list[BrokerReply[Flow]], nodes: Listing[NodeLine]) -> dict[str, str]:
