@@ -21,7 +21,7 @@ from xabridge.operations.branch_completion import HELD, OperatorAction
 from xabridge.operations.progress import Progress
 from xabridge.operations.recovery_pass import expectation, expected, one_pass, report_lines, troubles
 from xabridge.operations.site import Site
-from xabridge.operations.survey import IN_DOUBT
+from xabridge.operations.survey import IN_DOUBT, DecisionKnowledge
 from xabridge.operations.survey_json import missing_value, report_value, survey_value
 from xabridge.text import duration, paragraph, unreachable_lines
 
@@ -60,12 +60,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
     listing = action("list", "list every transaction in doubt", list_transactions)
     _add_filters(listing)
+    _add_wide(listing)
     _add_all(listing)
     listing.add_argument("--names", action="store_true", help="print the names only, one per line")
     show = action("show", "show everything about a transaction", show_transactions)
     _add_names(show)
     watching = action("watch", "list again and again, until interrupted", watch_transactions)
     _add_filters(watching)
+    _add_wide(watching)
     watching.add_argument("--interval", type=_duration, default=2.0, metavar="TIME", help="pause (default 2s)")
     running = action("run", "make one recovery pass and say what it did", _run_pass)
     running.add_argument("--dry-run", action="store_true", help="only show what would be done")
@@ -82,7 +84,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     ):
         doing = action(wanted.value, summary, act)
         doing.set_defaults(act=wanted)
-        _add_names(doing)
+        doing.add_argument("xid", nargs="*", metavar="XID", help="as `recover list` shows it, or an xid; or say which:")
+        _add_filters(doing)
         doing.add_argument(
             "--on", action="append", default=[], metavar="NAME", help="only the branch on this resource (repeatable)"
         )
@@ -119,7 +122,15 @@ def _add_filters(parser: ArgumentParser) -> None:
         "--state", action="append", default=[], choices=sorted(state.value for state in IN_DOUBT),
         help="only in this state (repeatable)",
     )  # fmt: skip
+    parser.add_argument(
+        "--decision", action="append", default=[], choices=sorted(known.value for known in DecisionKnowledge),
+        help="only with this known of the decision (repeatable)",
+    )  # fmt: skip
     parser.add_argument("--older-than", type=_duration, metavar="TIME", help="only for longer than this: 90s, 5m, 2h")
+    parser.add_argument("--lost", action="store_true", help="only undecided ones of nodes whose logs are not here")
+
+
+def _add_wide(parser: ArgumentParser) -> None:
     parser.add_argument("--wide", action="store_true", help="the wide table, whatever the terminal")
 
 

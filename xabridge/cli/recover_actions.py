@@ -10,6 +10,7 @@ from tm.log import LogError
 from xa import XaError
 from xa.printable import escaped
 from xabridge.cli.output import asks_for_yes, write_json
+from xabridge.cli.recover_views import filter_of
 from xabridge.exit_codes import Exit
 from xabridge.operations.branch_completion import (
     BranchCompleter,
@@ -22,6 +23,7 @@ from xabridge.operations.branch_completion import (
 )
 from xabridge.operations.decision_end import Result, carry_out, explained_end, planned_end, result_lines, result_value
 from xabridge.operations.recovery_pass import troubles
+from xabridge.operations.selection import Filter, chosen_for, explained_all
 from xabridge.operations.survey import BranchView, NotFound, Survey, TransactionView, find, only_on, survey
 from xabridge.text import listed, paragraph, several
 
@@ -38,12 +40,16 @@ if TYPE_CHECKING:
 def act(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     """`recover commit`, `rollback`, `forget`."""
     found = survey(site.look())
+    wanted = filter_of(arguments, found.node)
+    if (wanted == Filter()) is not bool(arguments.xid):
+        print("name transactions, or say with --node, --decision, … which ones are meant", file=sys.stderr)
+        return Exit.USAGE
     try:
-        plans = list(_plans(found, arguments))
+        plans = list(_plans(found, arguments)) if arguments.xid else _fitting(found, wanted, arguments)
     except NotFound as error:
         return _not_found(error, found)
 
-    for planned in plans:
+    for planned in plans if arguments.xid else ():
         _explain(explained(planned))
     refused = refusal(plans, heuristic=arguments.heuristic, anyway="pass --heuristic")
     if refused is not None:
@@ -71,6 +77,18 @@ def _plans(found: Survey, arguments: Namespace) -> Iterator[Plan]:
         if not planned.steps:
             raise NotFound(f"{view.name}: these branches are finished already")
         yield planned
+
+
+def _fitting(found: Survey, wanted: Filter, arguments: Namespace) -> list[Plan]:
+    """The plans for all that fit the filter, explained; NotFound where there are none."""
+    fitting = wanted.of(found.transactions)
+    chosen = chosen_for(arguments.act, fitting, on=arguments.on, complete=found.complete)
+    if chosen.plans:
+        _explain([*explained_all(chosen.plans), *chosen.left_out])
+        return list(chosen.plans)
+    for said in chosen.left_out:
+        print(*paragraph(said), sep="\n", file=sys.stderr)
+    raise NotFound("nothing that is in doubt here fits, and can be done with others")
 
 
 def _carry_out(hand: BranchCompleter, plans: list[Plan], arguments: Namespace, progress: Progress) -> Exit:

@@ -11,10 +11,20 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from xa.printable import escaped
 from xabridge.cli.output import write_json
-from xabridge.cli.tables import MOST, WIDE_FROM, details, rest, summary, table
+from xabridge.cli.tables import MOST, WIDE_FROM, details, groups, rest, summary, table
 from xabridge.exit_codes import Exit
 from xabridge.operations.recovery_pass import expectation, finished_lines, not_carried_out, troubles
-from xabridge.operations.survey import Filter, NotFound, State, Survey, TransactionView, find, state_of, survey
+from xabridge.operations.selection import MANY, Filter, groups_of
+from xabridge.operations.survey import (
+    DecisionKnowledge,
+    NotFound,
+    State,
+    Survey,
+    TransactionView,
+    find,
+    state_of,
+    survey,
+)
 from xabridge.operations.survey_json import missing_value, survey_value
 from xabridge.text import NARROW, paragraph
 
@@ -32,13 +42,15 @@ LEAST_PAUSE_S: Final = 0.05
 _CLEAR: Final = "\x1b[H\x1b[J"
 
 
-def filter_of(arguments: Namespace) -> Filter:
-    """The filter that the arguments describe."""
+def filter_of(arguments: Namespace, node: str) -> Filter:
+    """The filter that the arguments describe, at this node."""
     return Filter(
         frozenset(arguments.node),
         frozenset(arguments.rm),
         frozenset(map(State, arguments.state)),
         arguments.older_than,
+        frozenset(map(DecisionKnowledge, arguments.decision)),
+        frozenset({node}) if arguments.lost else None,
     )
 
 
@@ -61,9 +73,10 @@ def list_transactions(site: Site, arguments: Namespace, progress: Progress) -> E
     """`recover list`."""
     expected = expectation(site)
     found = expected.found
-    against = expected.not_carried_out if filter_of(arguments) == Filter() else ()
+    wanted = filter_of(arguments, found.node)
+    against = expected.not_carried_out if wanted == Filter() else ()
 
-    transactions = filter_of(arguments).of(found.transactions)
+    transactions = wanted.of(found.transactions)
     if arguments.json:
         write_json(survey_value(found, transactions))
     elif arguments.names:
@@ -74,6 +87,8 @@ def list_transactions(site: Site, arguments: Namespace, progress: Progress) -> E
     else:
         most = len(transactions) if arguments.all else MOST
         listed = table(transactions[:most], width_of(arguments))
+        if len(transactions) > MANY:
+            listed = [*groups(groups_of(transactions, frozenset({found.node}))), "", *listed]
         for line in (*listed, *rest(transactions[most:]), *summary(transactions, found)):
             print(line)
         for said in against if arguments.all else against[:MOST]:
@@ -115,11 +130,11 @@ def show_transactions(site: Site, arguments: Namespace, progress: Progress) -> E
 
 def watch_transactions(site: Site, arguments: Namespace, progress: Progress) -> Exit:  # noqa: ARG001 — as all actions
     """`recover watch`: on a terminal the list, again and again; else what has changed, a line each."""
-    wanted = filter_of(arguments)
     before: States = {}
     try:
         while True:
             found = survey(site.look())
+            wanted = filter_of(arguments, found.node)
             transactions = wanted.of(found.transactions)
             now = _states(found, transactions, before)
             if arguments.json:

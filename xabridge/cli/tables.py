@@ -11,7 +11,8 @@ import textwrap
 from typing import TYPE_CHECKING, Final
 
 from xa.printable import escaped
-from xabridge.operations.recovery_pass import MOST_KINDS, troubles
+from xabridge.operations.recovery_pass import troubles
+from xabridge.operations.selection import MOST_GROUPS
 from xabridge.operations.survey import DecisionKnowledge, State, Survey, TransactionView, advice, state_of
 from xabridge.text import LONGEST_NAME, NARROW, age, held, listed, paragraph, several, shortened, table_row
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from xa import Gtrid
+    from xabridge.operations.selection import TransactionGroup
     from xabridge.operations.survey import BranchView
 
 WIDE_FROM: Final = 120
@@ -76,33 +78,17 @@ def _carried_out(survey: Survey) -> list[str]:
 
 
 def rest(transactions: Sequence[TransactionView]) -> list[str]:
-    """The lines in place of the transactions that are not listed: how many there are of each kind, and how old the
-    oldest is."""
-    if not transactions:
-        return []
-    kinds: dict[str, list[TransactionView]] = {}
-    for view in transactions:
-        kinds.setdefault(_kind(view), []).append(view)
-    most = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
-    lines = [f"… and {several(len(transactions), 'transaction')} more; --all lists them:"]
-    for kind, views in most[:MOST_KINDS]:
-        oldest = max(
-            (branch.age_s for view in views for branch in view.branches if branch.age_s is not None), default=None
-        )
-        since = f", oldest {age(oldest)}" if oldest is not None else ""
-        lines += paragraph(f"{len(views)}  {kind}{since}", _INDENT, _INDENT + "  ")
-    left = sum(len(views) for _, views in most[MOST_KINDS:])
-    return [*lines, f"{_INDENT}{left}  of other kinds"] if left else lines
+    """The line in place of the transactions that are not listed."""
+    return [f"… and {several(len(transactions), 'transaction')} more; --all lists them"] if transactions else []
 
 
-def _kind(view: TransactionView) -> str:
-    """The properties that a transaction shares with others: its node, its decision, and the states of its branches."""
-    ours = view.ours
-    states: dict[str, list[str]] = {}
-    for branch in view.in_doubt:
-        states.setdefault(state_of(branch), []).append(escaped(branch.resource))
-    stands = "; ".join(f"{state} on {listed(names)}" for state, names in states.items())
-    return f"{ours.node if ours is not None else 'foreign'}, decision {view.decision.value}: {stands}"
+def groups(found: Sequence[TransactionGroup]) -> list[str]:
+    """The lines of the groups of many transactions: how many there are of each, and how old the oldest is."""
+    lines = []
+    for group in found[:MOST_GROUPS]:
+        lines += paragraph(f"{group.count:>5}  {group.said}", "", _INDENT + "   ")
+    left = sum(group.count for group in found[MOST_GROUPS:])
+    return [*lines, f"{left:>5}  of other kinds"] if left else lines
 
 
 def _narrow(transactions: Iterable[TransactionView]) -> Iterator[str]:

@@ -95,6 +95,11 @@ class PlannedBranch:
     consent: Consent
     what: str
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether it can't be done."""
+        return self.consent is Consent.REFUSED
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -114,7 +119,7 @@ class Plan:
     @property
     def refused(self) -> bool:
         """Whether some of it can't be done at all."""
-        return any(step.consent is Consent.REFUSED for step in self.steps)
+        return any(step.is_refused for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,35 +188,6 @@ class Survey:
         return any(view.ours is not None and view.ours.node in asked and not view.at_work for view in transactions)
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which branches are asked about; what is empty asks for all."""
-
-    nodes: frozenset[str] = frozenset()
-    resources: frozenset[str] = frozenset()
-    states: frozenset[State] = frozenset()
-    older_than_s: float | None = None
-
-    def matches(self, transaction: TransactionView, branch: BranchView) -> bool:
-        """Whether the branch is one of them. A branch of unknown age is taken to be old."""
-        ours = transaction.ours
-        return (
-            branch.state in IN_DOUBT
-            and (not self.nodes or (ours is not None and ours.node in self.nodes))
-            and (not self.resources or branch.is_on(self.resources))
-            and (not self.states or branch.state in self.states)
-            and (self.older_than_s is None or branch.age_s is None or branch.age_s >= self.older_than_s)
-        )
-
-    def of(self, transactions: Iterable[TransactionView]) -> tuple[TransactionView, ...]:
-        """The transactions that have such a branch, each with all of its branches."""
-        return tuple(
-            transaction
-            for transaction in transactions
-            if any(self.matches(transaction, branch) for branch in transaction.branches)
-        )
-
-
 def survey(seen: ScannedSite) -> Survey:
     """The survey of what was seen."""
     return _Surveyor(seen).survey()

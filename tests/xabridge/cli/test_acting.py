@@ -159,6 +159,73 @@ def test_a_lone_branch_of_a_lost_node_is_named_alone(field: Field, xabridge: Xab
     assert branches(field) == 2
 
 
+# --- all that fit a filter --------------------------------------------------------------------------------------------
+def lost(field: Field, count: int) -> None:
+    """Transactions of a node that is lost, with two branches each; then one of which one branch is left, one of this
+    node, and one that somebody else has made."""
+    for number in range(1, count + 1):
+        gtrid = field.gtrid(number, node="orders-2", incarnation=OTHERS, log_id=OTHER_LOG)
+        for store in ("broker", "shop"):
+            field.prepare(store, gtrid, f"{store}-{number}")
+    field.prepare("shop", field.gtrid(99, node="orders-2", incarnation=OTHERS, log_id=OTHER_LOG))
+    undecided(field)
+    field.prepare("shop", b"", "e", xid=Xid(9, b"foreign", b"b"))
+
+
+def test_all_of_a_lost_node_are_rolled_back_together(field: Field, xabridge: Xabridge) -> None:
+    lost(field, 30)
+    listed = xabridge("recover", "list")
+    assert "30 of lost node orders-2, undecided: prepared on broker and shop" in listed.words
+    assert "1 of lost node orders-2, undecided: prepared on shop; one of usually two branches is left" in listed.words
+    assert len(xabridge("recover", "list", "--lost", "--names").out.splitlines()) == 31
+    names = xabridge("recover", "list", "--decision", "none", "--names").out.split()
+    assert names == ["orders-1·3fa91c·1"]
+
+    asked = ("recover", "rollback", "--lost", "--node", "orders-2")
+    said = xabridge(*asked, "--yes")
+    assert (said.code, branches(field)) == (5, 64), "it needs --heuristic"
+    assert "rollback 60 branches of 30 transactions" in said.words
+    assert all(f"orders-2·c07d11·{number}" in said.words for number in range(1, 31)), "all are shown"
+    assert "1 left out: one of usually two branches is left; the other may be committed: name each alone" in said.words
+    assert (xabridge(*asked, "--heuristic", "--dry-run").code, branches(field)) == (0, 64)
+    said = xabridge(*asked, "--heuristic", "--yes")
+    assert (said.code, branches(field), data(field)) == (0, 4, set())
+    said = xabridge(*asked, "--heuristic", "--yes")
+    assert (said.code, branches(field)) == (1, 4)
+    assert "nothing that is in doubt here fits, and can be done with others" in said.words
+    assert "1 left out: one branch is here, and others may be committed: name each alone" in said.words
+
+
+def test_what_comes_after_the_preview_is_left_alone(field: Field, xabridge: Xabridge) -> None:
+    lost(field, 2)
+    late = field.gtrid(50, node="orders-2", incarnation=OTHERS, log_id=OTHER_LOG)
+
+    def comes() -> None:
+        for store in ("broker", "shop"):
+            field.prepare(store, late)
+
+    said = xabridge("recover", "rollback", "--lost", "--heuristic", typed="yes\n", meanwhile=comes)
+    assert (said.code, said.out.count(": rolled back")) == (0, 4)
+    assert "orders-2·c07d11·50" in xabridge("recover", "list", "--names").out
+
+
+def test_a_filter_takes_whole_transactions(field: Field, xabridge: Xabridge) -> None:
+    """One of their branches fits: all of them are meant, unless --on says otherwise."""
+    undecided(field)
+    said = xabridge("recover", "rollback", "--rm", "shop", "--dry-run")
+    assert "rollback 2 branches of 1 transaction" in said.words
+    assert (
+        "rollback 1 branch of 1 transaction"
+        in xabridge("recover", "rollback", "--rm", "shop", "--on", "shop", "--dry-run").words
+    )
+    for words in (["rollback"], ["rollback", NAME, "--node", NODE]):
+        assert xabridge("recover", *words, "--yes").code == 2
+    assert branches(field) == 2
+    assert (
+        "1 left out: nothing of it is completed by hand" in xabridge("recover", "forget", "--node", NODE, "--yes").words
+    )
+
+
 def test_a_heuristic_rollback_is_noted(field: Field, xabridge: Xabridge) -> None:
     decided(field)
     said = xabridge("recover", "rollback", NAME, "--on", "shop", "--heuristic", "--yes")

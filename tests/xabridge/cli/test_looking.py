@@ -337,7 +337,7 @@ def test_usage(field: Field, xabridge: Xabridge, capsys: pytest.CaptureFixture[s
 
 
 def test_many_are_summed_up(field: Field, xabridge: Xabridge) -> None:
-    """Fifty are listed, the oldest first; of the others how many there are of each kind. All of them with --all."""
+    """Before them the groups of all; fifty are listed, the oldest first. All of them with --all."""
     field.open_log().close()
     for number in range(70):
         field.prepare("broker", field.gtrid(number))
@@ -349,11 +349,16 @@ def test_many_are_summed_up(field: Field, xabridge: Xabridge) -> None:
     assert said.code == 3
     assert "orders-1·3fa91c·49 " in said.out
     assert "orders-1·3fa91c·50 " not in said.out
+    assert said.out.startswith(
+        """\
+   70  orders-1, decision none: prepared on broker and shop, oldest 70 s
+    1  foreign, decision unknown: prepared on shop, oldest 0 s
+
+XID """
+    )
     assert said.out.endswith(
         """\
-… and 21 transactions more; --all lists them:
-    20  orders-1, decision none: prepared on broker and shop, oldest 20 s
-    1  foreign, decision unknown: prepared on shop, oldest 0 s
+… and 21 transactions more; --all lists them
 71 transactions in doubt on 2 resource managers, 1 of them not xabridge's
 """
     )
