@@ -1,5 +1,5 @@
-"""TLS: a client's context, and a certificate with its key, from PEM files, without a question at the terminal; and
-OpenSSL's reasons in words.
+"""TLS: a client's context, a server's one that follows its files, and a certificate with its key, from PEM files,
+without a question at the terminal; and OpenSSL's reasons in words.
 
     load_certificate(context, "broker.pem", "broker.key")
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from os import PathLike
 
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
@@ -41,6 +42,49 @@ def client_context(ca: str | None, certificate: str | None, key: str | None) -> 
         load_certificate(context, certificate, key)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
+
+
+class FollowedContext:
+    """A server's context that is made anew when one of its files has changed, so that a certificate is replaced while
+    the server runs: what connects from then on sees the new one. If the files don't make a context, because only one
+    of the pair has been replaced so far, the former one goes on, and `failed` is called once for each such state."""
+
+    def __init__(
+        self,
+        make: Callable[[], ssl.SSLContext],
+        files: Iterable[str | PathLike[str]],
+        failed: Callable[[OSError], None],
+    ) -> None:
+        """OSError: the files can't be used now."""
+        self._make = make
+        self._files = tuple(files)
+        self._failed = failed
+        self._state = self._look()  # before they are read
+        self._context = make()
+
+    def _look(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(_state_of, self._files))
+
+    @property
+    def current(self) -> ssl.SSLContext:
+        """The context of the files as they are now."""
+        state = self._look()
+        if state != self._state:
+            self._state = state
+            try:
+                self._context = self._make()
+            except OSError as error:
+                self._failed(error)
+        return self._context
+
+
+def _state_of(file: str | PathLike[str]) -> tuple[int, ...]:
+    """What changes with a file: also if another one takes its place, or its mode changes."""
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def end_of_certificate(file: str | PathLike[str]) -> float:

@@ -37,7 +37,7 @@ from dtx.store.contract import StoreAway, StoreError, StoreLeased, StoreLocked
 from dtx.store.memory import Disk, MemoryStore
 from dtx.store.sql import SqlStore
 from xa import Code
-from xa.tls import end_of_certificate, load_certificate
+from xa.tls import FollowedContext, end_of_certificate, load_certificate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -172,7 +172,7 @@ class Broker:
             await self.monitoring.close()
             raise
 
-        tls = self._tls() if self.config.listen_tls else None
+        tls = self._followed_tls() if self.config.listen_tls else None
         for address, context in [(one, None) for one in self.config.listen] + [
             (one, tls) for one in self.config.listen_tls
         ]:
@@ -208,6 +208,15 @@ class Broker:
             self._leased_until_s = error.until_s
             return min(max(error.lasts_s, SHORTEST_PAUSE_S), STANDBY_S)
         return None
+
+    def _followed_tls(self) -> FollowedContext:
+        config = self.config
+        files = [file for file in (config.certificate, config.key, config.client_ca) if file is not None]
+
+        def failed(error: OSError) -> None:
+            LOG.error("certificate, key or client_ca have changed and can't be used, the former ones go on: %s", error)
+
+        return FollowedContext(self._tls, files, failed)
 
     def _tls(self) -> ssl.SSLContext:
         config = self.config
@@ -469,7 +478,7 @@ class Broker:
 class PeerProtocol(asyncio.Protocol):
     """One peer's socket: TLS first, where there is a context for it, then SASL, then AMQP."""
 
-    def __init__(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, broker: Broker, tls: FollowedContext | None) -> None:
         self._broker = broker
         self._tls = tls
         self._encrypting: asyncio.Task[None] | None = None
@@ -518,7 +527,7 @@ class PeerProtocol(asyncio.Protocol):
             self._greet(None)
         else:
             transport.pause_reading()
-            self._encrypting = loop.create_task(self._encrypt(transport, self._tls))
+            self._encrypting = loop.create_task(self._encrypt(transport, self._tls.current))
 
     async def _encrypt(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
         settings, encrypted = self._broker.config.settings, None

@@ -1,4 +1,5 @@
-"""A key with a pass phrase is refused: nothing asks for it at the terminal, which may be nobody's."""
+"""A key with a pass phrase is refused: nothing asks for it at the terminal, where there may be no one. A server follows
+the files of its certificate."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from rm_db import DecidingDatabase, MariaResource
 from tm import ConfigurationError
 from xa import XaError
 from xa.sql.psycopg_connection import guarded
-from xa.tls import load_certificate
+from xa.tls import FollowedContext, load_certificate
 from xabridge.console.server import Server
 from xabridge.console.settings import ConsoleSettings
 from xabridge.outbox.rabbitmq import RabbitSettings
@@ -47,6 +48,40 @@ def test_an_encrypted_key_is_refused(key: Path) -> None:
     with pytest.raises(OSError, match="encrypted with a pass phrase; write it without one"):
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), CERTIFICATE, key)
     load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), CERTIFICATE, CERTIFICATES / "broker.key")
+
+
+def test_a_server_follows_the_files_of_its_certificate(tmp_path: Path) -> None:
+    """While they don't fit together the former ones go on, and that is said once."""
+    certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
+
+    def write(file: Path, of: str) -> None:
+        aside = tmp_path / "aside"
+        aside.write_bytes((CERTIFICATES / of).read_bytes())
+        aside.replace(file)
+
+    def made() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        load_certificate(context, certificate, key)
+        return context
+
+    failures: list[OSError] = []
+    with pytest.raises(OSError, match="No such file"):
+        FollowedContext(made, (certificate, key), failures.append)
+    write(certificate, "broker.pem")
+    write(key, "broker.key")
+    followed = FollowedContext(made, (certificate, key), failures.append)
+    first = followed.current
+    assert followed.current is first
+
+    write(certificate, "client.pem")
+    assert followed.current is followed.current is first
+    assert len(failures) == 1
+    key.unlink()
+    assert followed.current is followed.current is first
+    assert len(failures) == 2
+    write(key, "client.key")
+    assert followed.current is followed.current is not first
+    assert len(failures) == 2
 
 
 def test_every_client_refuses_it(key: Path) -> None:

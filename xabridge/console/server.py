@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import ssl
@@ -14,7 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tm import ConfigurationError
-from xa.tls import load_certificate
+from xa.tls import FollowedContext, load_certificate
 from xabridge.console.app import application
 from xabridge.console.console import Console
 from xabridge.console.settings import console_settings
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from xabridge.console.settings import ConsoleSettings
 
 
+LOG: Final = logging.getLogger("xabridge.console")
 STOP_S: Final = 10.0
 REQUEST_S: Final = 10.0
 """A connection over which no request has come for so long is closed, at the latest after twice as long."""
@@ -42,11 +44,10 @@ class Server:
     def __init__(
         self, settings: ConsoleSettings, configuration: Configuration | None, bound: socket.socket | None = None
     ) -> None:
-        if settings.certificate:  # which uvicorn loads, and has OpenSSL ask for a pass phrase
-            try:
-                load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings.certificate, settings.key or None)
-            except OSError as error:
-                raise ConfigurationError(f"certificate or key can't be used: {error}") from error
+        try:  # before uvicorn loads it, and has OpenSSL ask for a pass phrase
+            self._tls = _followed_tls(settings) if settings.certificate else None
+        except OSError as error:
+            raise ConfigurationError(f"certificate or key can't be used: {error}") from error
 
         self.console = Console(settings, configuration)
         self._socket = bound if bound is not None else listen_at(settings)
@@ -81,6 +82,7 @@ class Server:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._loop.add_signal_handler(number, self._end)
+        self._server.follow(self._tls)
         await self._server.serve([self._socket])
 
     def _end(self) -> None:
@@ -91,6 +93,20 @@ class Server:
         """Ends it, from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end)
+
+
+def _followed_tls(settings: ConsoleSettings) -> FollowedContext:
+    """The console's certificate, as its files have it when a browser connects."""
+
+    def made() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        load_certificate(context, settings.certificate, settings.key or None)
+        return context
+
+    def failed(error: OSError) -> None:
+        LOG.error("certificate or key have changed and can't be used, the former ones go on: %s", error)
+
+    return FollowedContext(made, (settings.certificate, settings.key), failed)
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -130,6 +146,13 @@ class _IdleTimeoutProtocol(H11Protocol):
 
 class _SignalFreeServer(uvicorn.Server):
     """A server that leaves the signals to us."""
+
+    def follow(self, tls: FollowedContext | None) -> None:
+        """Has each handshake show the certificate as its file has it then."""
+        self.config.load()
+        context = self.config.ssl
+        if tls is not None and context is not None:
+            context.sni_callback = lambda handshake, _name, _context: setattr(handshake, "context", tls.current)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

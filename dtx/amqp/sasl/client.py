@@ -54,12 +54,19 @@ class ClientPolicy:
         for name, usable in wanted:
             if usable and name in offered:
                 return name
-        hint = ""
+        raise SaslError(f"the server offers {printable(', '.join(offered)) or 'nothing'}{self._hint(offered)}")
+
+    def _hint(self, offered: Sequence[str]) -> str:
+        """What to do where none of the mechanisms offered will do."""
         if self.user and mechanisms.PLAIN in offered:
-            hint = "; PLAIN would tell the password to everybody on the way: use TLS, or allow it"
-        elif not self.user:
-            hint = "; give a user and password, or a client certificate"
-        raise SaslError(f"the server offers {printable(', '.join(offered)) or 'nothing'}{hint}")
+            return "; PLAIN would tell the password to everybody on the way: use TLS, or allow it"
+        if self.user and mechanisms.ANONYMOUS in offered:
+            return "; it has no users here: leave user and password out of the URL, or start the broker with --users"
+        if self.external and mechanisms.ANONYMOUS in offered:
+            return "; it asks for no certificate here: leave cert and key out of the URL, or give the broker a client_ca"
+        if not self.user and not self.external:
+            return "; give a user and password, or a client certificate"
+        return ""
 
 
 class SaslClient(SaslLayer):

@@ -401,3 +401,16 @@ def test_protons_server() -> None:
         client.push(layer.rest + server.output())
         layer.rest = b""
     assert Event.CONNECTION_REMOTE_OPEN in [kind for kind, _ in client.events()]
+
+
+@each(
+    ("policy", "what_to_do"),
+    [
+        (ClientPolicy("alice", "x"), "leave user and password out of the URL, or start the broker with --users"),
+        (ClientPolicy(external=True), "leave cert and key out of the URL, or give the broker a client_ca"),
+    ],
+)
+def test_a_client_that_is_offered_anonymous_alone_says_what_to_do(policy: ClientPolicy, what_to_do: str) -> None:
+    client = offered(Array([Symbol("ANONYMOUS")]), policy=policy)
+    assert str(client.failure).startswith("the server offers ANONYMOUS; it ")
+    assert what_to_do in str(client.failure)

@@ -274,6 +274,15 @@ WAIT_S = 30
 NAME = "console.example"
 
 
+def make_certificate(folder: Path) -> tuple[str, str]:
+    """A certificate and its key, in place of those that are there."""
+    certificate, key = str(folder / "certificate.pem"), str(folder / "key.pem")
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={NAME}"]
+    make += ["-addext", f"subjectAltName=DNS:{NAME}", "-out", certificate, "-keyout", key]
+    subprocess.run(make, check=True, capture_output=True)
+    return certificate, key
+
+
 @pytest.fixture
 def browser(
     filled: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
@@ -281,10 +290,7 @@ def browser(
     """Somebody who comes by HTTPS, with the name that is in the certificate."""
     monkeypatch.setattr(server_module, "REQUEST_S", 2.0)
     folder = tmp_path_factory.mktemp("certificate")
-    certificate, key = str(folder / "certificate.pem"), str(folder / "key.pem")
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={NAME}"]
-    make += ["-addext", f"subjectAltName=DNS:{NAME}", "-out", certificate, "-keyout", key]
-    subprocess.run(make, check=True, capture_output=True)
+    certificate, key = make_certificate(folder)
     broker = ("main", f"amqp://{filled.address}/?connect_timeout=5&timeout=20")
 
     with (
@@ -310,6 +316,30 @@ def sign_in(browser: httpx2.Client) -> None:
     for cookie in response.headers.get_list("set-cookie"):
         assert cookie.startswith("__Host-xabridge")
         assert "Secure" in cookie
+
+
+@pytest.mark.slow
+def test_a_new_certificate_is_shown_to_who_connects_from_then_on(filled: EmbeddedBroker, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    first = ssl.create_default_context(cafile=certificate)
+    broker = ("main", f"amqp://{filled.address}/?connect_timeout=5&timeout=20")
+
+    def get(client: httpx2.Client) -> int:
+        return client.get("/login", headers={"Host": NAME}, extensions={"sni_hostname": NAME}).status_code
+
+    with console([broker], hosts=(NAME,), certificate=certificate, key=key) as server:
+        with httpx2.Client(base_url=server.address, verify=first, timeout=WAIT_S) as opened:
+            assert get(opened) == 200
+            make_certificate(tmp_path)
+            assert get(opened) == 200, "over the connection that it has"
+        with (
+            httpx2.Client(base_url=server.address, verify=first, timeout=WAIT_S) as late,
+            pytest.raises(httpx2.ConnectError),
+        ):
+            get(late)
+        second = ssl.create_default_context(cafile=certificate)
+        with httpx2.Client(base_url=server.address, verify=second, timeout=WAIT_S) as new:
+            assert get(new) == 200
 
 
 @pytest.mark.slow
