@@ -10,6 +10,7 @@ from typing import Any
 
 import pymysql
 import pytest
+from sqlalchemy import make_url
 
 from rm_db.mariadb import prepared_branches
 from rm_db.mariadb.xid import lock_name
@@ -72,6 +73,35 @@ def test_what_other_software_has_prepared_is_waited_for(
     assert client.commit(xid) is Code.XA_OK  # in the moment in which its session ends
     assert key in harness.committed()
     closer.join()
+
+
+def test_a_user_is_followed_by_another_one_with_branches_in_doubt(
+    harness: MariaHarness, mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps of docs/operations.md, "Rotate the password of a database". A branch of a process that lives is waited
+    for, because only its own user can end its session."""
+    monkeypatch.setattr(prepared_branches, "_TRIES", 10)
+    first = Client(harness)
+    key = new_key()
+    xid = first.prepared(key)
+    url = make_url(harness.open_string)
+    follower = f"{url.username}_2"
+    mariadb.admin(
+        f"CREATE USER {follower}@'%' IDENTIFIED BY 'second'", f"GRANT ALL ON {url.database}.* TO {follower}@'%'"
+    )
+    try:
+        url = url.set(username=follower, password="second")  # noqa: S106 — of this test
+        harness.open_string = url.render_as_string(hide_password=False)
+        second = Client(harness)
+        assert second.in_doubt() == {xid}
+        with refused(Code.XA_RETRY):
+            second.commit(xid)
+
+        first.rm.close("", RMID)
+        until(lambda: second.retrying("commit", xid) is Code.XA_OK)
+        assert key in harness.committed()
+    finally:
+        mariadb.admin(f"DROP USER {follower}@'%'")
 
 
 def test_unknown_while_another_session_commits_is_not_done(

@@ -199,6 +199,44 @@ def test_work_that_was_done_in_another_role(harness: PostgresHarness) -> None:
     assert harness.leaks() == []
 
 
+@pytest.fixture
+def follower(harness: PostgresHarness) -> Iterator[str]:
+    """The user shop, which owns its branches, and shop_2, which acts as shop from its first statement on."""
+    harness.admin("CREATE ROLE shop LOGIN")
+    harness.admin("GRANT ALL ON work TO shop")
+    yield "shop_2"
+    for name in ("shop_2", "shop"):
+        harness.admin(f"DROP OWNED BY {name}")
+        harness.admin(f"DROP ROLE {name}")
+
+
+def test_a_user_is_followed_by_another_one_with_branches_in_doubt(harness: PostgresHarness, follower: str) -> None:
+    """The steps of docs/operations.md, "Rotate the password of a database"."""
+    whole = harness.open_string
+    harness.open_string = whole.replace("postgres@", "shop@")
+    first = Client(harness)
+    keys = [new_key() for _ in range(3)]
+    early = [first.prepared(key) for key in keys[:2]]
+
+    harness.admin(f"CREATE ROLE {follower} LOGIN IN ROLE shop")
+    harness.admin(f"ALTER ROLE {follower} SET role = 'shop'")
+    harness.open_string = whole.replace("postgres@", f"{follower}@")
+    second = Client(harness)
+    assert second.in_doubt() == set(early)
+    late = second.prepared(keys[2])
+    assert first.in_doubt() == {*early, late}
+    assert first.commit(late) is second.commit(early[0]) is Code.XA_OK
+
+    first.rm.close("", RMID)
+    harness.admin("ALTER ROLE shop NOLOGIN")
+    assert second.commit(early[1]) is Code.XA_OK
+    assert set(keys) <= harness.committed()
+    harness.open_string = whole.replace("postgres@", "shop@")
+    with refused(Code.XAER_RMERR):
+        Client(harness)
+    second.rm.close("", RMID)
+
+
 # --- by hand ----------------------------------------------------------------------------------------------------
 def test_what_an_operator_completed_by_hand_is_unknown(client: Client, harness: PostgresHarness) -> None:
     """PostgreSQL remembers nothing of it: XAER_NOTA, of which the manager knows what to think."""
