@@ -63,7 +63,7 @@ class ClientPolicy:
         if self.user and mechanisms.ANONYMOUS in offered:
             return "; it has no users here: leave user and password out of the URL, or start the broker with --users"
         if self.external and mechanisms.ANONYMOUS in offered:
-            return "; it asks for no certificate here: leave cert and key out of the URL, or give the broker a client_ca"
+            return "; it asks for no certificate here: leave cert and key out of the URL, or give the broker client_ca"
         if not self.user and not self.external:
             return "; give a user and password, or a client certificate"
         return ""

@@ -407,7 +407,7 @@ def test_protons_server() -> None:
     ("policy", "what_to_do"),
     [
         (ClientPolicy("alice", "x"), "leave user and password out of the URL, or start the broker with --users"),
-        (ClientPolicy(external=True), "leave cert and key out of the URL, or give the broker a client_ca"),
+        (ClientPolicy(external=True), "leave cert and key out of the URL, or give the broker client_ca"),
     ],
 )
 def test_a_client_that_is_offered_anonymous_alone_says_what_to_do(policy: ClientPolicy, what_to_do: str) -> None:
