@@ -338,6 +338,8 @@ def test_messages_of_no_queue_are_damage() -> None:
         ("configured", "{"),
         ("configured", "[" * 100_000), ("user", "null"),
         ("rule", '["alice", {"consume": 3}]'), ("rule", '["alice"]'), ("rule", "[[], null]"), ("audit", "{"),
+        ("audit", "[]"), ("audit", '{"outcome": "eaten"}'), ("audit", '{"outcome": "done", "count": "many"}'),
+        ("audit", '{"outcome": "done", "about": 3}'), ("audit", '{"outcome": "done", "spice": "salt"}'),
     ],
 )  # fmt: skip
 def test_a_record_that_no_broker_wrote_is_a_damaged_store(kind: str, text: str) -> None:

@@ -20,7 +20,7 @@ from dtx.amqp.sasl.scram import Verifier, accepting
 from dtx.broker.access.credentials import Credentials, CredentialsError, set_password
 from dtx.broker.access.permissions import EVERYTHING, Action, Permissions, Rule
 from dtx.broker.settings import Settings
-from dtx.store.contract import Batch, StoreFull
+from dtx.store.contract import Batch, StoreDamaged, StoredRecord, StoreFull
 from dtx.store.memory import Disk
 from tests.cases import each
 from tests.dtx.amqp.test_sasl import talk
@@ -432,6 +432,24 @@ def test_changes_of_one_user_do_not_overtake_each_other() -> None:
     assert "another change of alice" in refusal.description
     change.undone()
     assert manage(operator, operation="set-user", user="alice", verifier=str(third)) == {}
+
+
+@each(
+    "value",
+    [
+        {"verifier": str(NEW)},
+        {"verifier": str(NEW), "old": "x", "kept_ms": 1, "until_ms": 1},
+        {"verifier": str(NEW), "old": str(OLD), "kept_ms": "long", "until_ms": 1},
+        {"verifier": str(NEW), "old": str(OLD), "kept_ms": 1, "until_ms": [1]},
+    ],
+)
+def test_a_damaged_record_of_two_passwords_is_a_damaged_store(value: dict[str, Any]) -> None:
+    world = WithUsers()
+    rotated(world)
+    (number,) = (number for number, one in world.disk.records.items() if one.kind == "user")
+    world.disk.records[number] = StoredRecord(number, "user", json.dumps(["alice", value]))
+    with pytest.raises(StoreDamaged):
+        world.crash()
 
 
 def test_the_salt_is_for_those_who_may_manage() -> None:
