@@ -55,7 +55,8 @@ def _rule(condition: Condition, rule: AlertRule) -> Iterator[str]:
 def table() -> str:
     """The table of the guide."""
     rows = (
-        f"| `{one.name}` | {one.level} | {one.means} | `{one.command}` | {one.then} | {one.measured} |"
+        f"| [`{one.name}`](recover.md#{one.name}) | {one.level} | {one.means} | `{one.command}` | {one.then} "
+        f"| {one.measured} |"
         for one in CONDITIONS
     )
     return "\n".join([HEAD, "|---|---|---|---|---|---|", *rows])

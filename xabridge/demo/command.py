@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 NODE: Final = "demo-worker"
 TOKEN: Final = "XABRIDGE_DEMO_TOKEN"  # noqa: S105 — the name of a variable
 SUMMARY: Final = "handle orders in one transaction each, while manager, broker and database are killed once"
+ORDERS: Final = 2000
+ORDERS_PER_FAULT: Final = 20
+"""Of a game day."""
 SEED: Final = 1
 LOOK_S: Final = 0.1
 STUCK_S: Final = 60.0
@@ -56,7 +59,9 @@ NEXT: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--orders", type=int, default=2000, metavar="N", help="how many orders (default 2000)")
+    parser.add_argument(
+        "--orders", type=int, metavar="N", help=f"how many orders (default {ORDERS}; {ORDERS_PER_FAULT} per fault)"
+    )
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="handlers at a time (default 4)")
     parser.add_argument(
         "--mode",
@@ -65,6 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how PostgreSQL takes part: prepared, or as the one that decides (default two-phase)",
     )
     parser.add_argument("--no-kill", action="store_true", help="kill nothing")
+
+    parser.add_argument(
+        "--game-day", action="store_true", help="break one thing after the other, and wait until you have repaired it"
+    )
+    parser.add_argument("--auto", action="store_true", help="with --game-day: take the steps of the guide by itself")
     parser.add_argument("--plain", action="store_true", help="print lines instead of a live display")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object, nothing else on stdout")
     parser.add_argument(
@@ -74,8 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.orders < 1 or arguments.workers < 1:
-        print("xabridge demo: --orders and --workers are at least 1", file=sys.stderr)
+    if arguments.orders is None:
+        arguments.orders = ORDERS_PER_FAULT if arguments.game_day else ORDERS
+    if wrong := _wrong(arguments):
+        print(f"xabridge demo: {wrong}", file=sys.stderr)
         return EXIT_USAGE
     display = Display(live=sys.stdout.isatty() and not arguments.plain and not arguments.json, quiet=arguments.json)
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # stopped or interrupted: nothing is left running
@@ -87,8 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
             logging.getLogger("xabridge").addHandler(lines)
             stack.callback(lines.close)
             stack.callback(logging.getLogger("xabridge").removeHandler, lines)
-            demo = Demo(folder, arguments, display, stack)
-            result = demo.run()
+            if arguments.game_day:
+                result = _play_game_day(folder, arguments, display)
+            else:
+                result = Demo(folder, arguments, display, stack).run()
     except (PostgresMissing, FolderInUse) as error:
         print(f"xabridge demo: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -103,6 +117,32 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(result))
     return 0 if result["exact"] else EXIT_WRONG
+
+
+def _wrong(arguments: argparse.Namespace) -> str:
+    """What is wrong with the arguments; empty if nothing is."""
+    if arguments.orders < 1 or arguments.workers < 1:
+        return "--orders and --workers are at least 1"
+    if arguments.auto and not arguments.game_day:
+        return "--auto is for --game-day"
+    if not arguments.game_day:
+        return ""
+    if arguments.no_kill or arguments.mode == "decider" or arguments.console is not None:
+        return "--game-day goes without --no-kill, --mode decider and --console"
+    if not arguments.auto and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return "--game-day: not a terminal: pass --auto"
+    return "--json needs --auto" if arguments.json and not arguments.auto else ""
+
+
+def _play_game_day(folder: Path, arguments: argparse.Namespace, display: Display) -> dict[str, Any]:
+    """Plays it; the figures of the end."""
+    from xabridge.demo.game_day import FAULTS, GameDay, GameSite  # noqa: PLC0415 — of this option only
+
+    where = arguments.folder if arguments.folder.is_absolute() else f"./{arguments.folder}"
+    display.say(f"xabridge demo --game-day · a site in {where}")
+    display.preparing("starting the broker, PostgreSQL and a node")
+    with GameSite(folder) as site:
+        return GameDay(site, display, arguments.orders, auto=arguments.auto).play(FAULTS)
 
 
 class FolderInUse(Exception):

@@ -15,7 +15,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from xa.open_string import OpenString
-from xabridge.demo.shop.orders import INVOICES, ORDERS, TABLE, Order, engine_of
+from xabridge.demo.shop.orders import DEAD, INVOICES, ORDERS, TABLE, Order, engine_of
 from xabridge.demo.shop.shop import BROKER
 from xabridge.testing.management import Management
 
@@ -31,14 +31,15 @@ _PREPARED: Final = "SELECT count(*) FROM pg_prepared_xacts WHERE database = curr
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One look: what waits in the queue, rows, invoices, and prepared branches of both. `whole` says that both could
-    be asked; what could not is as it was at the last look."""
+    """One look: what waits in the queue, rows, invoices, prepared branches of both, and dead letters. `whole` says that
+    both could be asked; what could not is as it was at the last look."""
 
     waiting: int = 0
     rows: int = 0
     invoices: int = 0
     in_doubt: int = 0
     whole: bool = False
+    dead: int = 0
 
     def text(self, orders: int) -> str:
         """The figures in words, of so many orders."""
@@ -52,14 +53,19 @@ class ShopProbe:
         self._shop = shop
         self._broker: Management | None = None
         self._engine = engine_of(shop.database)
-        self._seen = {"waiting": 0, "invoices": 0, "rows": 0, "broker": 0, "database": 0}
+        self._seen = {"waiting": 0, "invoices": 0, "rows": 0, "broker": 0, "database": 0, "dead": 0}
 
     def look(self) -> Figures:
         """The present results."""
         broker, database = self._look_at_broker(), self._look_at_database()
         seen = self._seen
         return Figures(
-            seen["waiting"], seen["rows"], seen["invoices"], seen["broker"] + seen["database"], broker and database
+            seen["waiting"],
+            seen["rows"],
+            seen["invoices"],
+            seen["broker"] + seen["database"],
+            broker and database,
+            seen["dead"],
         )
 
     def _look_at_broker(self) -> bool:
@@ -71,7 +77,7 @@ class ShopProbe:
             self._drop_broker()
             return False
         self._seen |= {"waiting": depths.get(ORDERS, 0), "invoices": depths.get(INVOICES, 0)}
-        self._seen["broker"] = int(status["in-doubt"])
+        self._seen |= {"broker": int(status["in-doubt"]), "dead": depths.get(DEAD, 0)}
         return True
 
     def _look_at_database(self) -> bool:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ORDERS: Final = "orders"
 INVOICES: Final = "invoices"
+DEAD: Final = f"{ORDERS}.dead"
 CUSTOMERS: Final = ("Ada", "Boole", "Church", "Dijkstra", "Erdős", "Floyd", "Gödel", "Hopper")
 AT_ONCE: Final = 500
 """Orders that are placed in one transaction."""

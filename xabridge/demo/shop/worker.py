@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 from tm import Action, Consumer, TransactionManager
 from xa.telemetry.log_lines import TEXT, write_lines
 from xabridge.demo.shop.orders import ORDERS, handle
+from xabridge.testing.process_lifetime import marked_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tm import Report
 
@@ -82,12 +83,21 @@ def _tell(event: str, **facts: Any) -> None:
 
 
 class WorkerProcess:
-    """A worker in a process of its own. It can be killed, and started again."""
+    """A worker in a process of its own, with what `environment` returns at each start. It can be killed, and started
+    again."""
 
-    def __init__(self, config: Path, *, workers: int = 4, batch: int = 1) -> None:
+    def __init__(
+        self,
+        config: Path,
+        *,
+        workers: int = 4,
+        batch: int = 1,
+        environment: Callable[[], Mapping[str, str]] = marked_environment,
+    ) -> None:
         self._command = [sys.executable, "-m", "xabridge.demo.shop", "--config", str(config)]
         self._command += ["--workers", str(workers), "--batch", str(batch)]
         self.errors_at = config.with_suffix(".err")
+        self._environment = environment
         self._process: subprocess.Popen[str] | None = None
         self._listener: threading.Thread
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -96,8 +106,14 @@ class WorkerProcess:
         """Starts it, and waits until it works; what its first recovery pass did."""
         with self.errors_at.open("a") as errors:
             self._process = process = subprocess.Popen(  # noqa: S603 — our own command
-                self._command, stdout=subprocess.PIPE, stderr=errors, text=True, process_group=0
+                self._command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=self._environment(),
+                process_group=0,
             )
+
         self._events = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen, args=(process, self._events), daemon=True)
         self._listener.start()
