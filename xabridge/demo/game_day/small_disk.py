@@ -1,8 +1,8 @@
 """A small disk: a file system of some megabytes, in memory, which an ordinary user can fill without harm.
 
 It needs Linux, and the right to have mounts of one's own: root has it, and each user who may make a user namespace,
-which containers and some distributions forbid. `python -m xabridge.demo.game_day.small_disk FOLDER` tries it, in a process of
-its own: it exits with 0, or with 1 and the reason on stderr.
+which containers and some distributions forbid. `python -m xabridge.demo.game_day.small_disk FOLDER` tries it, in a
+process of its own: it exits with 0, or with 1 and the reason on stderr.
 """
 
 from __future__ import annotations
