@@ -309,7 +309,6 @@ def test_what_needs_a_driver_says_which_extra_has_it(with_extras: Callable[..., 
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "xabridge[rabbitmq]" in done.stderr
     for name in (
-        "xabridge import MariaDatabase",
         "rm_db import MariaResource",
         "xabridge.testing.mariadb import MariaDB",
     ):

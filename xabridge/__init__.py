@@ -144,6 +144,29 @@ _HOME: Final = dict.fromkeys(__all__, "tm") | {
 """Name → the package that has it, and behind a colon its name there, if that is another one."""
 
 
+def _check_packages() -> None:
+    """ImportError: a module of somebody's has the name of one of our packages, and Python would import that."""
+    from importlib.machinery import PathFinder  # noqa: PLC0415 — no name of ours
+    from os import path  # noqa: PLC0415 — as above
+
+    ours = path.dirname(path.dirname(path.realpath(__file__)))  # noqa: PTH120 — pathlib takes longer to load
+    for name in ("xa", "dtx", "rm_amqp", "rm_openwire", "rm_db", "rm_delta", "tm"):
+        spec = PathFinder.find_spec(name)
+        found = spec.origin if spec is not None else None
+        if found is None or not path.isfile(found):  # noqa: PTH113 — it is left out, or in an archive
+            continue
+
+        if not path.realpath(found).startswith(path.join(ours, name, "")):  # noqa: PTH118
+            raise ImportError(
+                f"{found} has the name of a package that xabridge has in {ours}, and would be imported in its place: "
+                "give it another name",
+                name=name,
+                path=found,
+            )
+
+
+_check_packages()
+
 if not TYPE_CHECKING:  # a type checker would take it for the answer to any name
 
     def __getattr__(name: str) -> Any:

@@ -1,12 +1,13 @@
-"""MariaSession: what the application works with in a branch of MariaDB or MySQL, during one association."""
+"""MariaSession: what the application works with in a branch of MariaDB or MySQL, during one association.
+
+This module can be imported without PyMySQL, because applications name `MariaBranchConnection` in annotations.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from rm_db.sessions.errors import expired_error
-from rm_db.sessions.mariadb_access import MariaAccess
-from rm_db.sessions.pymysql_connection import PymysqlConnection
 from rm_db.sessions.server_session import ServerBranchConnection, ServerSession
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from rm_db.mariadb.connection import MariaConnection
     from rm_db.mariadb.transaction import MariaTransaction
     from rm_db.sessions.asyncio_connection import BranchAsyncConnection
+    from rm_db.sessions.mariadb_access import MariaAccess
+    from rm_db.sessions.pymysql_connection import PymysqlConnection
     from rm_db.sessions.session_engine import SessionEngine
 
 
@@ -54,13 +57,16 @@ class MariaBranchConnection(ServerBranchConnection):
         self._session.access.set_isolation(level)
 
 
-class MariaSession(ServerSession[MariaAccess, MariaBranchConnection, "BranchAsyncConnection"]):
+class MariaSession(ServerSession["MariaAccess", MariaBranchConnection, "BranchAsyncConnection"]):
     """One association's session."""
 
     __slots__ = ("_pymysql",)
+    access: MariaAccess
     _connection_type = MariaBranchConnection
 
     def __init__(self, engine: SessionEngine, work: MariaTransaction) -> None:
+        from rm_db.sessions.mariadb_access import MariaAccess  # noqa: PLC0415 — needs PyMySQL
+
         super().__init__(engine, MariaAccess(work))
         self._pymysql: PymysqlConnection | None = None
 
@@ -77,6 +83,8 @@ class MariaSession(ServerSession[MariaAccess, MariaBranchConnection, "BranchAsyn
     @property
     def pymysql(self) -> PymysqlConnection:
         """The PyMySQL connection."""
+        from rm_db.sessions.pymysql_connection import PymysqlConnection  # noqa: PLC0415 — needs PyMySQL
+
         if self._pymysql is None:
             self._pymysql = PymysqlConnection(self.access, self._connection.driver)
         return self._pymysql
