@@ -11,13 +11,15 @@ JOBS   ?= 3
 # thousand processes, and each would compile our modules again, and each of pytest's every test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow test-long fuzz check lint types layers fast compiled pure check-compiled bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
+.PHONY: help setup demo test test-slow test-long fuzz check lint types layers fast compiled pure check-compiled wheels bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
 
 help:
 	@echo "make setup   the virtual environment .venv, with .venv/bin/xabridge"
 	@echo "make demo    the product's main job, on embedded defaults"
 	@echo "make check   lint, types, layering and the fast tests, at once; make lint, types, layers, fast: one of them"
 	@echo "make check PACKAGE=tm  the same of one package and its tests, for whoever changes it"
+	@echo "make check PYTHONS=\"3.12 3.13\"  the fast tests with these interpreters as well, each in a .venv-3.12 of its own"
+	@echo "make wheels  a wheelhouse for this interpreter, .wheels/: ours, compiled, and python-qpid-proton"
 	@echo "make test    every test"
 	@echo "make compiled  the hot modules compiled to C, in place; make pure removes them again"
 	@echo "make check-compiled  the fast tests with compiled modules"
@@ -90,6 +92,7 @@ LONG_rest := tests $(patsubst %,--ignore %,$(foreach part,spark kills brokers da
 # `make check PACKAGE=dtx.broker`: then that and its tests are checked, and the layers of all.
 check: setup
 	$(MAKE) --no-print-directory --jobs lint types layers fast
+	$(if $(PYTHONS),$(MAKE) --no-print-directory $(PYTHONS:%=fast-%))
 
 PART_OF := $(subst .,/,$(PACKAGE))
 CHECKED := $(PART_OF) $(PART_OF:%=tests/%)
@@ -108,6 +111,20 @@ layers: setup
 fast: setup $(TESTS)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow" $(PART_OF:%=tests/%)
 
+# The same with another interpreter: make fast-3.12. A python3.12 that is only a shim of pyenv's is passed over.
+fast-%: .venv-%/.installed
+	.venv-$*/bin/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow" $(PART_OF:%=tests/%)
+
+.venv-%/.installed: pyproject.toml requirements.lock
+	@for python in python$* "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/$*.*/bin/python; do \
+	  test -x .venv-$*/bin/python || ! $$python -c "" 2>/dev/null || $$python -m venv .venv-$*; \
+	done; test -x .venv-$*/bin/python || { echo "there is no Python $* here" >&2; exit 1; }
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+.PRECIOUS: .venv-%/.installed
+
 compiled: setup
 	$(BIN)/python -m tools.compilation build
 
@@ -124,6 +141,14 @@ check-compiled: setup
 	XABRIDGE_COMPILED=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow" $(MEET_COMPILED) \
 	  $(if $(LONG),$(ALSO_MEET_COMPILED)); \
 	  status=$$?; $(BIN)/python -m tools.compilation remove; exit $$status
+
+# What has no binary wheel, or is faster with one; everything else comes from the index (docs/install.md).
+wheels: setup
+	rm -rf .wheels
+	XABRIDGE_COMPILE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir .wheels .
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir .wheels \
+	  "$$(sed -n 's/^\(python-qpid-proton==[^ ]*\).*/\1/p' requirements.lock)"
+	@ls .wheels
 
 bench: setup
 	$(BIN)/python -m bench all --out .bench
@@ -165,4 +190,4 @@ artemis:
 	@echo "now: XABRIDGE_ARTEMIS=.artemis $(BIN)/python -m pytest tests/interop/test_artemis.py"
 
 clean:
-	rm -rf .venv .compiled .demo .bench .artemis .activemq site theme/scripts .sqlalchemy-2.0 .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* .wheels .compiled .demo .bench .artemis .activemq site theme/scripts .sqlalchemy-2.0 .mypy_cache .pytest_cache .ruff_cache .hypothesis

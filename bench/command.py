@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from bench.machine import machine_facts
+from xa.extras import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,8 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             figures = measured(name, arguments)
         except ModuleNotFoundError as error:
-            extras = "demo,pipeline" if name == "pipeline" else "demo"
-            why = f"{error.name} is not installed: pip install 'xabridge[{extras}]'" if error.name else str(error)
+            extras = ("demo", "pipeline") if name == "pipeline" else ("demo",)
+            why = f"{error.name} is not installed: {install_command(*extras)}" if error.name else str(error)
             print(f"python -m bench {name}: {why}", file=sys.stderr)
             if name in OPTIONAL and len(names) > 1:
                 continue

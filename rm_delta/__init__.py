@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from xa.extras import install_command
 from xa.lazy_names import names_at_first_use
 
 if TYPE_CHECKING:
@@ -32,4 +33,5 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
         try:
             return _find(name)
         except ImportError as error:
-            raise ImportError(f"Delta tables need the extra delta: pip install 'xabridge[delta]' ({error})") from error
+            hint = install_command("delta")
+            raise ImportError(f"Delta tables need the extra delta: {hint} ({error})") from error

@@ -160,7 +160,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(vars(rm_delta), "DeltaResource", raising=False)
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(ImportError, match=r"pip install 'xabridge\[delta\]'"):
+    with pytest.raises(ImportError, match=r"pip install .*\[delta\]'"):
         _ = rm_delta.DeltaResource
 
 

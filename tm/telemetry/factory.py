@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tm.resources import ConfigurationError
+from xa.extras import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -24,7 +25,7 @@ def opentelemetry(
         if error.name is None or error.name.partition(".")[0] != "opentelemetry":
             raise
         raise ConfigurationError(
-            'telemetry needs the OpenTelemetry API, which is not installed: pip install "xabridge[otel]", '
+            f"telemetry needs the OpenTelemetry API, which is not installed: {install_command('otel')}, "
             "or leave telemetry out of the configuration"
         ) from error
     return Telemetry(meter_provider, tracer_provider)

@@ -11,6 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
+from xa.extras import install_command
 from xa.telemetry.endpoint import Answer, text_answer
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Exposition:
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] not in PACKAGES:
                 raise
-            raise NoExporter('metrics for Prometheus need the extra metrics: pip install "xabridge[metrics]"') from None
+            raise NoExporter(f"metrics for Prometheus need the extra metrics: {install_command('metrics')}") from None
         self._registry = CollectorRegistry()
         self._generate = generate_latest
         reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self._registry)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from xa.configuration import ConfigurationError, read_file
+from xa.extras import install_command
 from xa.telemetry.log_lines import TEXT, write_lines
 from xabridge.exit_codes import Exit
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 SUMMARY: Final = "show queues, dead letters and transactions in doubt in a browser"
 DEFAULT: Final = "xabridge.toml"
-MISSING: Final = "it needs the extra `console`: pip install 'xabridge[console]'"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def run(arguments: Namespace) -> int:
         sys.stderr.write(f"xabridge console: {error}\n")
         return Exit.USAGE
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"xabridge console: {MISSING} ({error})\n")
+        sys.stderr.write(f"xabridge console: {missing(error)}\n")
         return Exit.USAGE
     except OSError as error:
         sys.stderr.write(f"xabridge console: {arguments.listen or 'listen'}: {error.strerror or error}\n")
@@ -63,6 +63,11 @@ def run(arguments: Namespace) -> int:
     sys.stdout.flush()
     server.run()
     return 0
+
+
+def missing(error: ModuleNotFoundError) -> str:
+    """What to say where the console's packages are not installed."""
+    return f"it needs the extra `console`: {install_command('console')} ({error})"
 
 
 def set_up_logging(*, verbose: bool, log_format: str = TEXT) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tm import TransactionManager
-from xabridge.console.command import MISSING
+from xabridge.console.command import missing
 from xabridge.demo.display import Display
 from xabridge.demo.shop import Audit, EmbeddedServers, PostgresMissing, ShopProbe, WorkerProcess, orders_from, place
 from xabridge.testing.ports import free_port
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if arguments.console is None:
             raise
-        print(f"xabridge demo --console: {MISSING} ({error})", file=sys.stderr)
+        print(f"xabridge demo --console: {missing(error)}", file=sys.stderr)
         return EXIT_USAGE
     finally:
         display.close()

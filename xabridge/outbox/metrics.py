@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from tm.resources import ConfigurationError
+from xa.extras import install_command
 from xa.telemetry.metric import Metric
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class OutboxMetrics:
             from opentelemetry import metrics  # noqa: PLC0415 — optional
         except ModuleNotFoundError as error:
             raise ConfigurationError(
-                'metrics need the OpenTelemetry API, which is not installed: pip install "xabridge[otel]"'
+                f"metrics need the OpenTelemetry API, which is not installed: {install_command('otel')}"
             ) from error
         self._store = store
         meter = metrics.get_meter("xabridge", version("xabridge"), meter_provider)

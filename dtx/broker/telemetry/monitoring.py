@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.broker.telemetry.figures import FigureReader
 from dtx.broker.telemetry.readiness import Readiness
+from xa.extras import install_command
 from xa.telemetry.conditions import CERTIFICATE_ENDS, LEASE_LOST, STORE_FULL
 from xa.telemetry.endpoint import JSON, Answer, Endpoint, text_answer
 from xa.telemetry.exposition import Exposition, MetricsPage, NoExporter
@@ -78,7 +79,7 @@ class Monitoring:
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] != "opentelemetry":
                 raise
-            self.notice = 'telemetry needs the extra otel: pip install "xabridge[otel]"'
+            self.notice = f"telemetry needs the extra otel: {install_command('otel')}"
             return
         self._instruments = Instruments(providers, self.figures)
         self._store.forced = self._instruments.forced

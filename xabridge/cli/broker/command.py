@@ -12,7 +12,7 @@ from dtx.protocol.conditions import RefusedError
 from xa import Code, XaError
 from xa.printable import escaped
 from xabridge.cli.broker import backup, changes, messages, views
-from xabridge.console.command import MISSING, set_up_logging
+from xabridge.console.command import missing, set_up_logging
 from xabridge.exit_codes import Exit
 from xabridge.text import duration
 
@@ -241,7 +241,7 @@ def _with_console(arguments: Namespace) -> int:
     try:
         from xabridge.console.server import EmbeddedConsole  # noqa: PLC0415 — of the extra `console`
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"xabridge broker --console: {MISSING} ({error})\n")
+        sys.stderr.write(f"xabridge broker --console: {missing(error)}\n")
         return int(Exit.USAGE)
     try:
         beside = EmbeddedConsole(arguments.console)

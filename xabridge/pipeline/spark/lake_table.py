@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.types import StructType
 
 from xa import XaError
+from xa.extras import install_command
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.spark.database_table import Column
@@ -55,7 +56,7 @@ def look_up(target: LakeTarget, url: str) -> LakeTable:
         from rm_delta.table import describe_now  # noqa: PLC0415
     except ImportError as error:
         raise PipelineError(
-            f"resource {target.resource}: Delta tables need the extra delta: pip install 'xabridge[delta]' ({error})"
+            f"resource {target.resource}: Delta tables need the extra delta: {install_command('delta')} ({error})"
         ) from error
 
     try:
