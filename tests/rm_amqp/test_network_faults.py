@@ -32,7 +32,7 @@ from xa import TMREGISTER, TMUSEASYNC, Registrar, XaError
 from xabridge.testing.reference import ReferenceFactory
 
 SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "100"))
-QUICK = 25
+QUICK = 12
 PARTS = 2
 TIMEOUT_S = 20
 OPTIONS = [f"timeout={TIMEOUT_S}", f"timeout={TIMEOUT_S}&ahead=true&prefetch=10"]

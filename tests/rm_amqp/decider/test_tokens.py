@@ -153,10 +153,11 @@ def test_leases() -> None:
 
 
 def test_of_leases_that_have_ended_the_latest_are_kept() -> None:
-    token = TOKEN
-    for number in range(KEPT_LEASES + 10):
-        owner = Owner("n" * 32, number.to_bytes(8), "p" * 100)
-        token = token.holding(Lease(owner, number + 2, 1, 17, number), number + 1)
+    owners = [Owner("n" * 32, number.to_bytes(8), "p" * 100) for number in range(KEPT_LEASES + 10)]
+    leases = [Lease(owner, number + 2, 1, 17, number) for number, owner in enumerate(owners)]
+    token = replace(TOKEN, leases=tuple(leases[: KEPT_LEASES - 10]))
+    for lease in leases[KEPT_LEASES - 10 :]:
+        token = token.holding(lease, lease.until_ms - 1)
     token = token.holding(Lease(OWNER, 2**41), 2**40)
     kept = [int.from_bytes(lease.owner.incarnation) for lease in token.leases[:-1]]
     assert kept == list(range(10, KEPT_LEASES + 10))
@@ -164,9 +165,10 @@ def test_of_leases_that_have_ended_the_latest_are_kept() -> None:
 
 
 def test_there_are_not_more_leases_than_a_message_can_hold() -> None:
-    token = TOKEN
-    for number in range(MAX_LEASES):
-        token = token.holding(Lease(Owner("n" * 32, number.to_bytes(8), "p" * 100), 2**41), 0)
+    owners = [Owner("n" * 32, number.to_bytes(8), "p" * 100) for number in range(MAX_LEASES)]
+    token = replace(TOKEN, leases=tuple(Lease(owner, 2**41) for owner in owners[:-10]))
+    for owner in owners[-10:]:
+        token = token.holding(Lease(owner, 2**41), 0)
     with pytest.raises(TooManyLeasesError, match="1000 processes"):
         token.holding(Lease(OWNER, 2**41), 0)
     one = token.leases[500].owner
