@@ -15,6 +15,7 @@ from sqlalchemy import BigInteger, Text, create_engine, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from dtx.broker.endpoint import connection
 from dtx.broker.settings import QueueSettings, Settings
 from rm_amqp import Message
 from tests.cases import each
@@ -379,6 +380,35 @@ def test_the_broker_s_own_limit_kills_no_innocent(tmp_path: Path, caplog: pytest
             until(lambda: not broker.inside(lambda inside: inside.container.resource.queues["orders"].depth))
         assert sorted(stall.look(stall.out)) == [number for number in range(20) if number not in {9, 17}]
         assert sorted(stall.look("orders.dead")) == [9, 17]
+    broker.stop()
+
+
+@pytest.mark.pure  # the embedded broker is to be one that counts every rollback
+def test_company_kills_no_innocent_at_a_broker_that_counts_every_rollback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As ActiveMQ Artemis does. What has failed in company is alone from then on, also after a restart of the broker:
+    so sharing adds one counted delivery, and a limit of two is enough."""
+    caplog.set_level(logging.ERROR)
+    monkeypatch.setattr(connection, "CAPABILITIES", ("ANONYMOUS-RELAY",))
+    broker = EmbeddedBroker(tmp_path, settings=Settings(queue_defaults=QueueSettings(max_deliveries=2)))
+    (tmp_path / "stall").mkdir()
+    stall = Stall(broker, "orders", tmp_path / "stall")
+    with stall.manager:
+        handler = Handler(stall)
+        handler.fails = dict.fromkeys((9, 17), raises)
+        stall.put(*range(20))
+        for _ in range(3):
+            with sharing(stall, handler, handler.clock, max_deliveries=1) as consumer:
+                until(partial(has_ended, consumer))
+            broker.stop()
+            broker.start()
+        with sharing(stall, handler, handler.clock, max_deliveries=1):
+            until(lambda: not broker.inside(lambda inside: inside.container.resource.queues["orders"].depth))
+
+        assert sorted(stall.look(stall.out)) == [number for number in range(20) if number not in {9, 17}]
+        assert sorted(stall.look("orders.dead")) == [9, 17]
+        assert max(map(len, handler.shares)) > 1
     broker.stop()
 
 
