@@ -48,8 +48,9 @@ AT_S: Final = 2.0
 LOOK_S: Final = 0.05
 REST_S: Final = 180.0
 """How long a process may take to finish what it has in hand, and to recover."""
-SLACK_S: Final = 3.0
-"""After everybody rests: within this, branches that were never prepared time out, and ends are written."""
+SLACK_S: Final = 20.0
+"""After everybody rests: within this, on a busy machine too, branches that were never prepared time out, prefetched
+messages come back, and ends are written."""
 
 
 @dataclass(slots=True)
