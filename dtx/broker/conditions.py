@@ -227,6 +227,8 @@ class ConditionWatch:
         if course is None:
             course = _Course(now, dead=self._resource.takes_dead_letters(queue))
         self._next_courses[queue] = course
+        if queue.paused:
+            tallies[QUEUE_PAUSED.name].add(queue.depth, queue.name)
         if course.dead:
             letters = course.new_letters(queue.counters.came, now, self._resource.settings.dead_letters_s)
             if letters:
@@ -238,8 +240,8 @@ class ConditionWatch:
         if grown >= GROWN and settings.growing_backlog_s:
             tallies[GROWING_BACKLOG.name].add(grown, queue.name)
         if queue.paused:
-            tallies[QUEUE_PAUSED.name].add(queue.depth, queue.name)
-        elif settings.no_consumers_s and unconsumed_s >= settings.no_consumers_s:
+            return
+        if settings.no_consumers_s and unconsumed_s >= settings.no_consumers_s:
             tallies[NO_CONSUMERS.name].add(queue.available, queue.name)
         elif settings.old_messages_s and queue.depth > queue.dead_letters.count:
             age_s = self._oldest_s(queue, now_ms)

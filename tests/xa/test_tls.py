@@ -10,6 +10,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from rm_db import DecidingDatabase, MariaResource
 from tm import ConfigurationError
 from xa import XaError
 from xa.sql.psycopg_connection import guarded
-from xa.tls import FollowedContext, load_certificate
+from xa.tls import FollowedContext, end_of_certificate, load_certificate
 from xabridge.console.server import Server
 from xabridge.console.settings import ConsoleSettings
 from xabridge.outbox.rabbitmq import RabbitSettings
@@ -125,3 +126,36 @@ def test_a_broker_at_a_terminal_does_not_ask(key: Path, tmp_path: Path) -> None:
     os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 1, said
     assert b"the key is encrypted" in said
+
+
+def test_the_end_of_a_certificate_is_what_openssl_says() -> None:
+    said = subprocess.run(
+        ["openssl", "x509", "-enddate", "-noout", "-in", CERTIFICATE], capture_output=True, text=True, check=True
+    )
+    assert end_of_certificate(CERTIFICATE) == ssl.cert_time_to_seconds(said.stdout.strip().removeprefix("notAfter="))
+
+
+@pytest.mark.parametrize("days", [10, 36_500])
+def test_the_end_of_a_certificate_in_either_form_of_a_year(tmp_path: Path, days: int) -> None:
+    """Two digits until 2049, four from 2050 on."""
+    file = tmp_path / "c.pem"
+    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=x")
+    made = ("openssl", "req", "-x509", *kind, "-keyout", tmp_path / "k", "-out", file, "-days", str(days))
+    subprocess.run(made, capture_output=True, check=True)
+    assert end_of_certificate(file) == pytest.approx(time.time() + days * 24 * 3600, abs=120)
+
+
+def test_a_file_without_a_whole_certificate_has_no_end(tmp_path: Path) -> None:
+    """Whatever is cut off or changed is a ValueError, not another error."""
+    file, whole = tmp_path / "c.pem", ssl.PEM_cert_to_DER_cert(CERTIFICATE.read_text().partition("\n\n")[0])
+    file.write_text("no certificate")
+    with pytest.raises(ValueError, match="the file has no certificate"):
+        end_of_certificate(file)
+    end, refused = end_of_certificate(CERTIFICATE), 0
+    for length in range(len(whole)):
+        file.write_text(ssl.DER_cert_to_PEM_cert(whole[:length]))
+        try:
+            assert end_of_certificate(file) == end, "what is cut off stands behind it"
+        except ValueError:
+            refused += 1
+    assert refused > 100

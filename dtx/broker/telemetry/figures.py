@@ -12,7 +12,7 @@ memory are always there: clients make and drop them as they like, under names th
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from xa.state_tables import BranchState
@@ -105,7 +105,7 @@ class FigureReader:
             waiting_octets=resource.store.waiting_octets,
             long_turns=container.long_turns,
             settled_and_refused=container.settled_and_refused,
-            conditions=container.conditions.found,
+            conditions=[found if self._most else replace(found, worst=()) for found in container.conditions.found],
         )
         await self._drop_deleted()
         now_ms = resource.clock.wall_ms()

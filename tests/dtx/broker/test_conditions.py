@@ -131,6 +131,9 @@ def test_a_paused_queue_is_paused_at_once_and_nothing_else(world: World, peer: P
     assert wrong(peer) == {QUEUE_PAUSED.name: 1}
     manage(peer, operation="resume-queue", queue="q")
     assert QUEUE_PAUSED.name not in wrong(peer)
+    peer.fill("q.dead", "a letter")
+    manage(peer, operation="pause-queue", queue="q.dead")
+    assert look(peer, QUEUE_PAUSED) == (1, [("q.dead", 1)])
 
 
 def test_dead_letters_are_new_for_a_time_from_the_first_one_on(world: World, peer: Peer) -> None:

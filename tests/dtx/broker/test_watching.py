@@ -130,6 +130,17 @@ def test_a_thousand_queues_are_not_a_thousand_series(world: World, peer: Peer) -
     assert len(told.queues) == 11
 
 
+def test_no_queue_is_named_where_none_is_to_be(world: World, peer: Peer) -> None:
+    peer.fill("q.dead", "a letter")
+    for _ in range(10):
+        world.clock.seconds += 1
+        world.container.resource.tick()
+    for most, named in ((0, []), (1, ["q.dead"])):
+        figures = taken(FigureReader(world.container, most))
+        (found,) = (one for one in figures.conditions if one.count)
+        assert [one.name for one in found.worst] == named
+
+
 def test_no_queue_is_looked_for_in_all_settings() -> None:
     """With ten thousand of each that took a minute of the event loop."""
     looked: list[object] = []
