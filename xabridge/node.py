@@ -26,6 +26,7 @@ from xa.telemetry.endpoint import JSON, Answer
 from xabridge.operations import survey_json
 from xabridge.operations.progress import silent
 from xabridge.operations.service import (
+    AT_ONCE,
     DOING,
     RECOVER,
     ActionRefused,
@@ -161,6 +162,8 @@ class NodePages:
         about = {"node": self._manager.node, "what": wanted.doing, "heuristic": heuristic}
         if wanted.doing != RECOVER:
             about |= {"transaction": wanted.name, "on": list(wanted.on), "gone": list(wanted.gone)}
+        if wanted.keys:
+            about["transactions"] = list(wanted.keys)
         _audit(who, "asked", about, told=list(ticket.shown))
 
         try:
@@ -201,13 +204,15 @@ class _Ticket:
 
 def _wanted(request: Any) -> OperatorRequest:
     doing, name = request["doing"], request["name"]
-    on, gone = request["on"], request["gone"]
+    on, gone, keys = request["on"], request["gone"], request.get("keys", [])
     texts = [name, *on, *gone]
     if doing not in DOING:
         raise ValueError(f"doing is one of {', '.join(sorted(DOING))}")
-    if len(texts) > _MANY or not all(isinstance(one, str) and len(one) <= _LONGEST for one in texts):
+    if len(texts) > _MANY or len(keys) > AT_ONCE:
+        raise ValueError("too many names")
+    if not all(isinstance(one, str) and len(one) <= _LONGEST for one in (*texts, *keys)):
         raise ValueError("names are texts")
-    return OperatorRequest(doing, name, tuple(on), tuple(gone))
+    return OperatorRequest(doing, name, tuple(on), tuple(gone), tuple(keys))
 
 
 def _answer(status: int, content: Mapping[str, Any]) -> Answer:

@@ -234,6 +234,7 @@ class NodeLink:
 
     def _choose(self, wanted: OperatorRequest) -> tuple[ProposedAction, str]:
         asked = {"doing": wanted.doing, "name": wanted.name, "on": list(wanted.on), "gone": list(wanted.gone)}
+        asked |= {"keys": list(wanted.keys)} if wanted.keys else {}
         try:
             answer = self._post("/node/preview", asked)
         except _AnswerLost as lost:

@@ -35,16 +35,17 @@ from xabridge.operations.branch_completion import (
 )
 from xabridge.operations.progress import silent
 from xabridge.operations.recovery_pass import expectation, expected, one_pass, report_lines
+from xabridge.operations.selection import chosen_for, explained_all
 from xabridge.operations.survey import NotFound, find, only_on, survey
-from xabridge.text import unreachable_lines
+from xabridge.text import several, unreachable_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from xabridge.operations.branch_completion import Plan
     from xabridge.operations.scan import ScannedSite
     from xabridge.operations.site import OperationsTarget
-    from xabridge.operations.survey import TransactionView
+    from xabridge.operations.survey import Survey, TransactionView
 
 T = TypeVar("T")
 KEPT_S: Final = 3.0
@@ -56,6 +57,8 @@ SHOWN: Final = 50
 ANYWAY: Final = "tick the box that says so"
 END: Final = "end"
 RECOVER: Final = "recover"
+AT_ONCE: Final = 200
+"""Transactions that one request names at most."""
 DOING: Final = frozenset({*(act.value for act in OperatorAction), END, RECOVER})
 """What can be wanted."""
 
@@ -71,12 +74,13 @@ class AnswerUnavailable(Exception):
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
     """One of DOING; of the transaction `name`, its branches `on` these resources only; to end a decision, without the
-    resources `gone`."""
+    resources `gone`. Or, in place of `name`, of the transactions with these `keys`, all together."""
 
     doing: str
     name: str = ""
     on: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +185,14 @@ class OperatorService:
     # -- in the thread
     def _choice(
         self, wanted: OperatorRequest, *, heuristic: bool
-    ) -> tuple[ProposedAction, Plan | decision_end.DecisionEnding | None]:
+    ) -> tuple[ProposedAction, tuple[Plan, ...] | decision_end.DecisionEnding | None]:
         if wanted.doing == RECOVER:
             return ProposedAction(tuple(expected(expectation(self.place), SHOWN, wrapped=False))), None
 
         seen = self.place.look()
         found = survey(seen)
+        if wanted.keys:
+            return self._choice_of_many(wanted, found, heuristic=heuristic)
         view, branches = find(wanted.name, found.transactions)
         if wanted.doing == END:
             end = decision_end.planned_end(view, seen, found, frozenset(wanted.gone))
@@ -199,7 +205,23 @@ class OperatorService:
             raise NotFound(f"{view.name}: these branches are finished already")
         refused = refusal([planned], heuristic=heuristic, anyway=ANYWAY)
         needs = planned.needs_heuristic and not planned.refused
-        return ProposedAction(tuple(explained(planned)), refused, needs, view), planned
+        return ProposedAction(tuple(explained(planned)), refused, needs, view), (planned,)
+
+    @staticmethod
+    def _choice_of_many(
+        wanted: OperatorRequest, found: Survey, *, heuristic: bool
+    ) -> tuple[ProposedAction, tuple[Plan, ...]]:
+        """Of those among `keys` that are still in doubt."""
+        act = OperatorAction(wanted.doing)
+        by_key = {view.key: view for view in found.transactions}
+        views = [by_key[key] for key in wanted.keys if key in by_key]
+        chosen = chosen_for(act, views, complete=found.complete)
+        if not chosen.plans:
+            raise NotFound("; ".join(chosen.left_out) or "none of these transactions is in doubt any more")
+        refused = refusal(chosen.plans, heuristic=heuristic, anyway=ANYWAY)
+        needs = any(planned.needs_heuristic for planned in chosen.plans)
+        shown = (*explained_all(chosen.plans), *chosen.left_out)
+        return ProposedAction(shown, refused, needs), chosen.plans
 
     def _carried_out(
         self, wanted: OperatorRequest, shown: tuple[str, ...], *, heuristic: bool
@@ -219,10 +241,23 @@ class OperatorService:
             return lines if result.trouble is None else (*lines, OperatorAnswer(False, escaped(result.trouble)))
 
         assert planned is not None  # noqa: S101 — there is none for a pass only
-        hold = self.place.has_the_log or needs_the_log(planned)
+        hold = self.place.has_the_log or any(map(needs_the_log, planned))
         with self.place.holding_the_log() if hold else nullcontext() as log:
-            done = BranchCompleter(self.place, log).carry_out(planned)
-        return tuple(OperatorAnswer(one.ok, one.line) for one in done)
+            return tuple(self._completed(BranchCompleter(self.place, log), planned))
+
+    @staticmethod
+    def _completed(hand: BranchCompleter, plans: tuple[Plan, ...]) -> Iterator[OperatorAnswer]:
+        """Carries the plans out, one after the other. What stops it is raised as long as nothing is done."""
+        for number, planned in enumerate(plans):
+            try:
+                yield from (OperatorAnswer(one.ok, one.line) for one in hand.carry_out(planned))
+            except (DecisionChanged, LogError, XaError) as error:
+                if not number:
+                    raise
+                said = error.message if isinstance(error, XaError) else str(error)
+                left = several(len(plans) - number, "transaction")
+                yield OperatorAnswer(False, f"{planned.view.name}: {escaped(said)}. {left} left as they were")
+                return
 
     def _passed(self) -> list[OperatorAnswer]:
         with self.place.holding_the_log() as log:

@@ -132,9 +132,19 @@ class TransactionView:
         return transaction_name(Xid(self.format_id, self.gtrid))
 
     @property
+    def key(self) -> str:
+        """What names it and no other: its xid without a branch."""
+        return str(Xid(self.format_id, self.gtrid))
+
+    @property
     def ours(self) -> Gtrid | None:
         """Its gtrid, read; None for one of another transaction manager."""
         return Gtrid.of(Xid(self.format_id, self.gtrid))
+
+    @property
+    def oldest_s(self) -> float | None:
+        """The age of its oldest branch, as far as that is known."""
+        return max((branch.age_s for branch in self.branches if branch.age_s is not None), default=None)
 
     @property
     def in_doubt(self) -> tuple[BranchView, ...]:

@@ -111,6 +111,29 @@ def test_a_transaction_is_shown_as_its_node_knows_it(
     assert "rolled back on broker, shop" in said
 
 
+def test_many_are_finished_through_the_node(
+    field: Field, running: Running, see: Callable[..., Visitor], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, asker = running()
+    undecided(field)
+    for store in ("broker", "shop"):
+        field.prepare(store, field.gtrid(9))
+    visitor = see(watched(asker.port))
+    caplog.set_level(logging.INFO)
+
+    page = until(visitor, "/transactions", "2 transactions in doubt")
+    assert "Roll back all" in page
+    page = visitor.get("/transactions/act-all?act=rollback&decision=none")
+    said = text_of(page)
+    assert f"Done by the process of {AT}, which has the log open." in said
+    assert "rollback 4 branches of 2 transactions" in said
+    said = text_of(visitor.post("/transactions/act", fields_of(page)))
+    assert said.count(": rolled back") == 4
+    assert "Nothing in doubt" in said
+    (asked,) = [line for line in audit(caplog, "xabridge.node.audit") if line["came"] == "asked"]
+    assert len(asked["transactions"]) == 2
+
+
 def test_it_is_finished_through_the_node(
     field: Field, running: Running, see: Callable[..., Visitor], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,7 +23,7 @@ from rm_amqp.management import ManagementClient
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.shop import Clock
 from tests.waiting import until
-from tests.xabridge.cli.field import Field
+from tests.xabridge.cli.field import OTHER_LOG, OTHERS, Field
 from tests.xabridge.console.conftest import BROWSER, HOST, Visitor, break_down, choice, fields_of, place_of, text_of
 from tests.xabridge.console.scene import broker_with_users, url
 from tests.xabridge.traffic import Traffic, post
@@ -681,7 +681,7 @@ def test_what_a_peer_has_chosen_is_text_everywhere(broker: EmbeddedBroker, opera
 # -- transactions of a node
 def test_transactions_of_the_node_are_drawn(of_a_node: Visitor) -> None:
     said = text_of(of_a_node.get("/transactions"))
-    assert "Transactions in doubt 3" in said
+    assert "3 transactions in doubt" in said
     assert "orders-1·3fa91c·8231" in said
     page = of_a_node.get(f"/transactions/one?name={quote('orders-1·3fa91c·8231')}")
     said = text_of(page)
@@ -713,6 +713,43 @@ def test_a_choice_says_what_it_does_and_does_that(of_a_node: Visitor, field: Fie
     assert "its decision is not known here: this splits the transaction, unless every other" in said
     said = text_of(of_a_node.post("/transactions/act", {**fields, "heuristic": "yes"}))
     assert "orders-2·c07d11·114 on shop: rolled back" in said
+
+
+def test_all_that_fit_a_filter_are_finished_as_they_were_shown(of_a_node: Visitor, field: Field, clock: Clock) -> None:
+    """Also what is refused, left out, or comes later; a name in the form that was not shown is of no use."""
+    for number in range(1, 31):
+        for store in ("broker", "shop"):
+            field.prepare(store, field.gtrid(number, incarnation=OTHERS, node="orders-2", log_id=OTHER_LOG))
+    page = of_a_node.until("/transactions?node=orders-2", "31 transactions in doubt of 33", lambda: clock.pass_by(5))
+    said = text_of(page)
+    assert "of lost node orders-2, undecided: prepared on broker and shop" in said
+    assert "8231" not in said
+    for fields, count in (
+        ("decision=commit", 1),
+        ("resource=broker&node=orders-2", 30),
+        ("lost=yes", 31),
+        ("older=1d", 0),
+    ):
+        assert f"{count} transaction" in text_of(of_a_node.get(f"/transactions?{fields}"))
+
+    page = of_a_node.get("/transactions/act-all?act=rollback&node=orders-2")
+    said = text_of(page)
+    assert "rollback 60 branches of 30 transactions" in said
+    assert all(f"orders-2·c07d11·{number}" in said for number in range(1, 31))
+    assert "1 left out: one of usually two branches is left" in said
+    fields = fields_of(page)
+    field.prepare("broker", field.gtrid(77, incarnation=OTHERS, node="orders-2", log_id=OTHER_LOG))
+    assert "tick the box" in text_of(of_a_node.post("/transactions/act", fields))
+    changed = {**fields, "keys": fields["keys"].partition("\n")[2], "heuristic": "yes"}
+    assert "has changed since it was shown" in of_a_node.post("/transactions/act", changed)
+    assert len(field.stores["broker"].in_doubt) == 32
+
+    said = text_of(of_a_node.post("/transactions/act", {**fields, "heuristic": "yes"}))
+    assert "60 branches are done." in said
+    assert [len(field.stores[name].in_doubt) for name in ("broker", "shop")] == [2, 2]
+    gone = of_a_node.get("/transactions/act-all?act=forget&node=orders-2", status=409)
+    assert "left out: nothing of it is completed by hand" in gone
+    of_a_node.get("/transactions/act-all?act=end&node=orders-2", status=404)
 
 
 def test_a_manager_that_runs_keeps_its_log(of_a_node: Visitor, field: Field) -> None:
@@ -749,7 +786,7 @@ def test_each_transaction_has_an_address(settled: EmbeddedBroker, field: Field, 
     field.prepare("shop", b"g", xid=Xid(7, b"of somebody", b"2"))
     visitor = visit(place_of(settled), field=field)
     visitor.sign_in()
-    names = re.findall(r'<h2><a href="(/transactions/one[^"]+)">([^<]+)<', visitor.get("/transactions"))
+    names = re.findall(r'row"><a href="(/transactions/one[^"]+)">([^<]+)<', visitor.get("/transactions"))
     assert len(names) == 4
     for path, name in names:
         assert f"<h1>{name}</h1>" in visitor.get(html.unescape(path))

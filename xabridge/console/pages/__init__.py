@@ -48,6 +48,7 @@ PAGES: Final[list[tuple[str, list[str], Page]]] = [
     ("/transactions", _GET, transactions.transactions),
     ("/transactions/one", _GET, transactions.transaction),
     ("/transactions/act", _GET, transactions.choice),
+    ("/transactions/act-all", _GET, transactions.choice_of_many),
     ("/transactions/act", _POST, transactions.act),
     ("/transactions/recover", _GET, transactions.expected),
     ("/transactions/recover", _POST, transactions.recover),

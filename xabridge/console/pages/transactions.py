@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.exceptions import HTTPException
@@ -14,7 +16,8 @@ from xabridge.console.pages.requests import BrokerReply, checked_form, of_each, 
 from xabridge.console.view import PageView
 from xabridge.operations.branch_completion import OperatorAction
 from xabridge.operations.recovery_pass import would
-from xabridge.operations.service import END, RECOVER, OperatorRequest
+from xabridge.operations.selection import MOST_GROUPS, Filter, chosen_for, groups_of, node_of
+from xabridge.operations.service import AT_ONCE, END, RECOVER, OperatorRequest
 from xabridge.operations.survey import DecisionKnowledge, NotFound, State, advice, find, state_of
 
 if TYPE_CHECKING:
@@ -30,7 +33,13 @@ if TYPE_CHECKING:
     from xabridge.operations.service import OperatorAnswer, ProposedAction
     from xabridge.operations.survey import Survey, TransactionView
 
-PAGE: Final = 20
+PAGE: Final = 100
+WORKING: Final = 20
+"""Branches that are not prepared, of one broker."""
+AGES: Final = {"1m": 60.0, "10m": 600.0, "1h": 3600.0, "1d": 86_400.0}
+"""What one can filter by."""
+FEW: Final = 10
+"""Of more transactions their groups are shown, and of more results only how many there are."""
 _PREPARED: Final = "S3 prepared"
 VERBS: Final = {
     OperatorAction.COMMIT.value: "Commit",
@@ -106,12 +115,23 @@ async def transactions(console: Console, request: Request, session: Session) -> 
     """All that are in doubt, the oldest first; and work that brokers have not prepared yet."""
     doubts = await doubts_for(console, session)
     found = doubts.survey
-    number, pages = page_of(request, len(found.transactions), PAGE)
+    wanted, fields = _filter(request.query_params, doubts)
+    fitting = wanted.of(found.transactions)
+    number, pages = page_of(request, len(fitting), PAGE)
 
     context = {
         "title": "Transactions",
         "found": found,
-        "views": found.transactions[number * PAGE : (number + 1) * PAGE],
+        "count": len(fitting),
+        "views": fitting[number * PAGE : (number + 1) * PAGE],
+        "groups": groups_of(fitting, _here(doubts))[:MOST_GROUPS] if len(fitting) > FEW else (),
+        "filter": fields,
+        "nodes": sorted({node_of(view) for view in found.transactions}),
+        "decisions": [known.value for known in DecisionKnowledge],
+        "resources": sorted({branch.resource for view in found.transactions for branch in view.in_doubt}),
+        "ages": AGES,
+        "state_of": state_of,
+        "verbs": VERBS,
         "page": number,
         "pages": pages,
         "node": console.site.node,
@@ -124,6 +144,27 @@ async def transactions(console: Console, request: Request, session: Session) -> 
     return PageView("transactions.html", context)
 
 
+def _here(doubts: InDoubtOverview) -> frozenset[str]:
+    """The nodes whose logs are here, or are asked."""
+    return frozenset({doubts.survey.node, *(node.survey.node for node in doubts.nodes.values())})
+
+
+def _filter(query: Mapping[str, str], doubts: InDoubtOverview) -> tuple[Filter, dict[str, str]]:
+    """The filter that an address names, and its fields."""
+    fields = {name: query[name] for name in ("node", "decision", "resource", "older", "lost") if query.get(name)}
+    known = {one.value: one for one in DecisionKnowledge}
+    decision = known.get(fields.get("decision", ""))
+    wanted = Filter(
+        frozenset({fields["node"]}) if "node" in fields else frozenset(),
+        frozenset({fields["resource"]}) if "resource" in fields else frozenset(),
+        frozenset(),
+        AGES.get(fields.get("older", "")),
+        frozenset({decision}) if decision is not None else frozenset(),
+        _here(doubts) if "lost" in fields else None,
+    )
+    return wanted, fields
+
+
 async def _places(console: Console, session: Session, doubts: InDoubtOverview) -> list[str]:
     """Where this user may have a recovery pass made."""
     places = [HERE, *(name for name, node in doubts.nodes.items() if node.acting)]
@@ -133,7 +174,7 @@ async def _places(console: Console, session: Session, doubts: InDoubtOverview) -
 async def _working(link: BrokerLink) -> dict[str, Any]:
     found = await link.ask("branches", count=500)
     working = [one for one in found if one["state"] != _PREPARED]
-    return {"branches": working[:PAGE], "count": len(working), "manage": (await link.rights()).manage}
+    return {"branches": working[:WORKING], "count": len(working), "manage": (await link.rights()).manage}
 
 
 async def transaction(console: Console, request: Request, session: Session) -> PageView:
@@ -189,6 +230,57 @@ def _gone(view: TransactionView) -> tuple[str, ...]:
     return tuple(dict.fromkeys(branch.resource for branch in view.in_doubt if not branch.configured))
 
 
+async def choice_of_many(console: Console, request: Request, session: Session) -> PageView:
+    """What an act would do to all that fit the filter, and are shown by one place."""
+    doubts = await doubts_for(console, session)
+    wanted, fields = _filter(request.query_params, doubts)
+    fitting = wanted.of(doubts.survey.transactions)
+    counts = Counter(doubts.place_of(view) for view in fitting)
+    if not counts:
+        raise RequestRefused("nothing that is in doubt fits any more")
+    place = request.query_params.get("at", counts.most_common(1)[0][0])
+    doing = request.query_params.get("act", "")
+    if doing not in VERBS or doing == END:
+        raise HTTPException(404, "There is no such act.")
+
+    views = [view for view in fitting if doubts.place_of(view) == place]
+    chosen = chosen_for(OperatorAction(doing), views, complete=doubts.survey.complete, most=AT_ONCE)
+    if not chosen.plans:
+        raise RequestRefused("; ".join(chosen.left_out) or "nothing that is in doubt fits any more")
+    keys = tuple(planned.view.key for planned in chosen.plans)
+    return await _many(console, session, place, OperatorRequest(doing, keys=keys), "", fields, chosen.left_out)
+
+
+async def _many(
+    console: Console,
+    session: Session,
+    place: str,
+    wanted: OperatorRequest,
+    why: str,
+    fields: Mapping[str, str] = MappingProxyType({}),
+    left_out: tuple[str, ...] = (),
+) -> PageView:
+    await _check_right(console, session, place)
+    proposed, ticket = await _chosen(console, place, wanted)
+    about = {"title": f"{VERBS[wanted.doing]} {len(wanted.keys)} transactions", "left_out": left_out, "filter": fields}
+    return _choice_page(wanted, place, proposed, ticket, {**about, "why": why})
+
+
+def _choice_page(
+    wanted: OperatorRequest, place: str, proposed: ProposedAction, ticket: str, about: Mapping[str, Any]
+) -> PageView:
+    context = {
+        "verb": VERBS[wanted.doing],
+        "wanted": wanted,
+        "at": place,
+        "ticket": ticket,
+        "choice": proposed,
+        "view": proposed.view,
+        **about,
+    }
+    return PageView("choice.html", context)
+
+
 async def choice(console: Console, request: Request, session: Session) -> PageView:
     """What an act would do."""
     asked = request.query_params
@@ -211,17 +303,8 @@ async def _choice(console: Console, session: Session, place: str, wanted: Operat
     chosen, ticket = await _chosen(console, place, wanted)
     if chosen.view is None:
         raise RequestRefused("nothing was done: there is nothing to show")
-    context = {
-        "title": f"{VERBS[wanted.doing]} {chosen.view.name}",
-        "verb": VERBS[wanted.doing],
-        "wanted": wanted,
-        "at": place,
-        "ticket": ticket,
-        "choice": chosen,
-        "view": chosen.view,
-        "why": why,
-    }
-    return PageView("choice.html", context)
+    about = {"title": f"{VERBS[wanted.doing]} {chosen.view.name}", "left_out": (), "filter": {}, "why": why}
+    return _choice_page(wanted, place, chosen, ticket, about)
 
 
 async def _chosen(console: Console, place: str, wanted: OperatorRequest) -> tuple[ProposedAction, str]:
@@ -241,14 +324,27 @@ async def act(console: Console, request: Request, session: Session) -> PageView 
     fields = await checked_form(request, session)
     place = fields.get("at", HERE)
     await _check_right(console, session, place)
+
     gone = tuple(one for one in _lines(fields.get("gone", "")) if one)
     wanted = _wanted(fields.get("act", ""), fields.get("name", ""), fields.get("on", ""), gone)
+    keys = tuple(one for one in _lines(fields.get("keys", "")) if one)[:AT_ONCE]
+    if keys:
+        wanted = OperatorRequest(wanted.doing, keys=keys)
     try:
         said = await _carried_out(console, session, place, wanted, fields)
     except RequestRefused as refused:
+        if keys:
+            return await _many(console, session, place, wanted, str(refused))
         return await _choice(console, session, place, wanted, str(refused))
-    session.flashes += [("good" if one.ok else "bad", one.text) for one in said]
+    session.flashes += _flashes(said)
     return RedirectResponse("/transactions", 303)
+
+
+def _flashes(said: tuple[OperatorAnswer, ...]) -> list[tuple[str, str]]:
+    """The results; of many that went well only how many."""
+    well = [one for one in said if one.ok]
+    flashes = [("good", f"{len(well)} branches are done.")] if len(well) > FEW else [("good", one.text) for one in well]
+    return flashes + [("bad", one.text) for one in said if not one.ok]
 
 
 def _lines(text: str) -> tuple[str, ...]:
@@ -263,6 +359,8 @@ async def _carried_out(
     asked: dict[str, Any] = {"act": wanted.doing, "node": place or console.site.node}
     if wanted.doing != RECOVER:
         asked |= {"transaction": wanted.name, "on": "".join(wanted.on), "heuristic": heuristic}
+    if wanted.keys:
+        asked["transactions"] = list(wanted.keys)
     if wanted.gone:
         asked["gone"] = list(wanted.gone)
     console.audit(session, "finish", **asked)
