@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from dtx.amqp.conditions import Condition
 from dtx.amqp.messages import DELIVERY_DELAY, read_header, with_header, with_message_annotations
 from dtx.amqp.values import Long, Symbol, Timestamp, Ulong
 from dtx.protocol.capabilities import DELAYED_DELIVERY, FAILURE_REASONS, OUTCOMES_OF_ROLLBACK
@@ -49,6 +50,8 @@ LATER_OCTETS: Final = 4096
 RETRY_REASON: Final = "x-opt-retry-reason"
 RETRY_APART: Final = "x-opt-retry-apart"
 RETRIED: Final = "x-opt-retry-"
+TEXTS_OF_DEAD_LETTERS: Final = (1 << 20, 100, 0)
+"""Characters of each text that goes with a dead letter: fewer, where the broker takes no message of that size."""
 """So begin the message annotations of a message that is put off. A dead letter that is sent again is a new message."""
 REFUSED_AT_COMMIT: Final = "Catch this and commit, and the broker takes it for refused: it goes to the dead letters"
 TOGETHER: Final = 32
@@ -217,16 +220,22 @@ class Operations:
         return steps
 
     def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> Operation[None]:
-        noted: Map = {
-            Symbol(f"x-opt-dead-{name.removesuffix('-ms')}"): _annotation(name, value)
-            for name, value in annotations.items()
-        }
-
         async def steps(links: MessageLinks, work: Work | None) -> None:
             octets = _held(links, work, message).arrived.octets
             octets = with_header(octets, read_header(octets), delivery_count=0, ttl_ms=None)
-            octets = with_message_annotations(octets, noted, without=RETRIED)
-            await links.send(address, octets, work, self.deadline(None))
+            for most in TEXTS_OF_DEAD_LETTERS:
+                noted: Map = {
+                    Symbol(f"x-opt-dead-{name.removesuffix('-ms')}"): _annotation(name, _cut(name, value, most))
+                    for name, value in annotations.items()
+                }
+                letter = with_message_annotations(octets, noted, without=RETRIED)
+                try:
+                    await links.send(address, letter, work, self.deadline(None))
+                except RefusedError as error:
+                    if error.refusal.condition != Condition.MESSAGE_SIZE or not most:
+                        raise
+                else:
+                    return
 
         return steps
 
@@ -508,6 +517,13 @@ def _annotation(name: str, value: str | int) -> str | Timestamp | Ulong:
     if isinstance(value, str):
         return value
     return Timestamp(value) if name.endswith("-ms") else Ulong(value)
+
+
+def _cut(name: str, value: str | int, most: int) -> str | int:
+    """A text of at most so many characters; the end of a place, which has line and function."""
+    if isinstance(value, int) or len(value) <= most:
+        return value
+    return value[len(value) - most :] if name == "place" else value[:most]
 
 
 def _held(links: MessageLinks, work: Work | None, message: Message) -> ReceivedMessage:

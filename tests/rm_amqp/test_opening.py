@@ -191,6 +191,27 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
     broker.stop()
 
 
+@pytest.mark.parametrize(("octets", "reason", "place"), [(1400, 100, 100), (1800, 0, 0)])
+def test_what_is_noted_of_a_dead_letter_is_cut_to_fit(
+    narrow: EmbeddedBroker, octets: int, reason: int, place: int
+) -> None:
+    """The message counts, and goes away with what fits beside it."""
+    client = Client(narrow.address)
+    with client.work() as session:
+        session.send("orders", Message("x" * octets))
+    error, where = "ValueError: " + "y" * 2000, "/srv/" + "z" * 500 + ".py:17 in f"
+    with client.work() as session:
+        message = session.receive("orders", 5)
+        session.dead_letter(message, "orders", {"reason": error, "place": where, "deliveries": 5})
+    letter = client.take("orders")
+    annotations = {str(name): value for name, value in (letter.annotations or {}).items()}
+    assert letter.body == "x" * octets
+    assert annotations["x-opt-dead-reason"] == error[:reason]
+    assert annotations["x-opt-dead-place"] == where[len(where) - place :]
+    assert annotations["x-opt-dead-deliveries"] == 5
+    client.rm.close("", RMID)
+
+
 def test_what_the_broker_does_not_take(narrow: EmbeddedBroker) -> None:
     """The transaction goes on."""
     client = Client(narrow.address)

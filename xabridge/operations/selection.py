@@ -89,7 +89,7 @@ class TransactionGroup:
     @property
     def said(self) -> str:
         """It in words, without the count. Escaped."""
-        of = f"of lost node {escaped(self.node)}, undecided" if self.is_lost else escaped(self.node)
+        of = f"of node {escaped(self.node)}, lost or away, undecided" if self.is_lost else escaped(self.node)
         known = of if self.is_lost else f"{of}, decision {self.decision.value}"
         since = f", oldest {age(self.oldest_s)}" if self.oldest_s is not None else ""
         return f"{known}: {self.stands}{f'; {self.lone}' if self.lone else ''}{since}"
