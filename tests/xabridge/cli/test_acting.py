@@ -176,7 +176,10 @@ def test_all_of_a_lost_node_are_rolled_back_together(field: Field, xabridge: Xab
     lost(field, 30)
     listed = xabridge("recover", "list")
     assert "30 of node orders-2, lost or away, undecided: prepared on broker and shop" in listed.words
-    assert "1 of node orders-2, lost or away, undecided: prepared on shop; one of usually two branches is left" in listed.words
+    assert (
+        "1 of node orders-2, lost or away, undecided: prepared on shop; one of usually two branches is left"
+        in listed.words
+    )
     assert len(xabridge("recover", "list", "--lost", "--names").out.splitlines()) == 31
     names = xabridge("recover", "list", "--decision", "none", "--names").out.split()
     assert names == ["orders-1·3fa91c·1"]
