@@ -385,7 +385,8 @@ class Broker:
         not in it."""
         audit, users = self.container.audit, self.policy.users
         if sasl.identity is not None:
-            audit.signed_in(sasl.identity.name, network, Outcome.DONE)
+            with_old = self.container.has_other_password(sasl.identity)
+            audit.signed_in(sasl.identity.name, network, Outcome.DONE, with_old=with_old)
         elif users is not None and users.verifiers(sasl.tried):
             audit.signed_in(sasl.tried, network, Outcome.REFUSED, "wrong password")
         else:

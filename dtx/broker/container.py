@@ -152,7 +152,7 @@ class Container:
         self.configuration: list[tuple[str, str, str]] = []
         """The settings, for people: name, value, and where that comes from."""
         self.audit = Audit(self.resource)
-        self.accounts = Accounts(self.resource, permissions, credentials, self.audit)
+        self.accounts = Accounts(self.resource, permissions, credentials, self.audit, self._with_other_passwords)
         self.lines = RateLimitedLog(clock.monotonic)
         self.connections: dict[int, ServedConnection] = {}
         self.named: dict[tuple[str, str], dict[ServedConnection, None]] = {}
@@ -203,11 +203,17 @@ class Container:
 
     def connections_by_other_passwords(self) -> list[ServedConnection]:
         """The connections that have signed in with another password than the present one of their user."""
+        return [one for one in self.connections.values() if self.has_other_password(one.identity)]
+
+    def has_other_password(self, identity: Identity) -> bool:
+        """Whether who signed in has shown another password than the user's present one."""
         credentials = self.accounts.credentials
-        if credentials is None:
-            return []
-        with_password = [one for one in self.connections.values() if one.identity.proven is not None]
-        return [one for one in with_password if one.identity.proven != credentials.verifier(one.identity.name)]
+        if credentials is None or identity.proven is None:
+            return False
+        return identity.proven != credentials.verifier(identity.name)
+
+    def _with_other_passwords(self, user: str) -> int:
+        return sum(one.identity.name == user for one in self.connections_by_other_passwords())
 
     # -- links
     def claim(self, key: LinkKey, link: ServedLink) -> None:

@@ -12,6 +12,7 @@ nor a clock that is set back later makes it valid again.
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,8 @@ from dtx.broker.access.audit import Actor
 from dtx.broker.access.credentials import OldPassword
 from dtx.broker.access.permissions import rule_from, section_of
 from dtx.store.contract import Batch
+from xa.printable import printable
+from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from dtx.broker.transactional_resource import TransactionalResource
     from dtx.store.contract import NotStored, Restored
 
+LOG: Final = logging.getLogger("xabridge.broker")
 USER: Final = "user"
 RULE: Final = "rule"
 """The kinds of the records. Their text is a name, and a verifier or a rule, or null where there is none. In place of
@@ -50,15 +54,22 @@ class AccountChange:
 
 
 class Accounts:
-    """`credentials` is None where the broker has no file of users: then no one has a password."""
+    """`credentials` is None where the broker has no file of users: then no one has a password. `open_by_others` says
+    how many connections of a user have signed in with another password than the present one."""
 
     def __init__(
-        self, resource: TransactionalResource, permissions: Permissions, credentials: Credentials | None, audit: Audit
+        self,
+        resource: TransactionalResource,
+        permissions: Permissions,
+        credentials: Credentials | None,
+        audit: Audit,
+        open_by_others: Callable[[str], int],
     ) -> None:
         self.permissions = permissions
         self.credentials = credentials
         self._resource = resource
         self._audit = audit
+        self._open_by_others = open_by_others
         self._records: dict[tuple[str, str], int] = {}
         """What management has said: by kind and name, the number of the record."""
         self._changing: set[str] = set()
@@ -148,11 +159,23 @@ class Accounts:
             if not old.left_ms:
                 credentials.set(name, credentials.verifier(name))
                 self._ended.add(name)
+                self._warn(name)
         for name in sorted(self._ended - self._changing):
             self._write_end(credentials, name)
         if not self._looks and (self._ended or credentials.old_passwords):
             self._looks = True
             self._resource.after(LOOK_S, self._look_again)
+
+    def _warn(self, user: str) -> None:
+        count = self._open_by_others(user)
+        if count:
+            LOG.warning(
+                "the old password of %s has ended; connections that signed in with it and are open still: %d. They are "
+                "refused when they connect again",
+                printable(user),
+                count,
+                extra=about(user=user),
+            )
 
     def _look_again(self) -> None:
         self._looks = False
@@ -161,7 +184,9 @@ class Accounts:
     def _write_end(self, credentials: Credentials, name: str) -> None:
         """Writes the user's record without the old password. If the store does not take it, `look` tries again."""
         batch = Batch()
-        number = self._audit.write(batch, Actor(BROKER), "end-old-password", {"user": name})
+        number = self._audit.write(
+            batch, Actor(BROKER), "end-old-password", {"user": name, "connections": self._open_by_others(name)}
+        )
         change = self.write_user(batch, name, credentials.verifier(name))
 
         def written(error: NotStored | None) -> None:

@@ -163,9 +163,11 @@ class Audit:
         LOG.info("%s", text, extra=about(queue=queue, branch=branch, connection=connection, user=entry.who))
 
     # -- sums
-    def signed_in(self, user: str, network: str, outcome: Outcome, why: str = "") -> None:
-        """Somebody from this network has signed in, or was refused. `user` is "" for a name that no user has."""
-        self._count(Actor(user or "an unknown user", network), SIGN_IN, outcome, why, {})
+    def signed_in(self, user: str, network: str, outcome: Outcome, why: str = "", *, with_old: bool = False) -> None:
+        """Somebody from this network has signed in, `with_old` with an old password, or was refused. `user` is "" for a
+        name that no user has."""
+        details = {"password": "old"} if with_old else {}
+        self._count(Actor(user or "an unknown user", network), SIGN_IN, outcome, why, details)
 
     def asked(self, actor: Actor, what: str, outcome: Outcome, why: str, details: dict[str, Any]) -> None:
         """A request that was refused, or one that has read what is not for everybody."""

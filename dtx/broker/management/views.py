@@ -181,6 +181,7 @@ def _connection(container: Container, connection: ServedConnection) -> Map:
         "number": f"{connection.number:x}",
         "peer": connection.peer,
         "user": str(connection.identity),
+        "old-password": container.has_other_password(connection.identity),
         "container": connection.peer_container,
         "product": connection.product,
         "since": Timestamp(connection.since_ms),

@@ -359,7 +359,7 @@ def test_a_revoked_password_closes_the_connections_that_signed_in_with_it() -> N
     assert again.condition == Condition.ILLEGAL_STATE
 
 
-def test_connections_outlast_the_end_of_their_password_and_are_counted() -> None:
+def test_connections_outlast_the_end_of_their_password_and_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     """Until somebody revokes it."""
     world = WithUsers()
     by_old = world.connect_with("alice", "old")
@@ -367,6 +367,13 @@ def test_connections_outlast_the_end_of_their_password_and_are_counted() -> None
     world.pass_time(2 * HOUR_S)
     assert not by_old.server.closed
     assert alice_of(world)["old-password-connections"] == 1
+    assert (
+        "the old password of alice has ended; connections that signed in with it and are open still: 1" in caplog.text
+    )
+    (ended, *_) = manage(world.connect("operator"), operation="audit")
+    assert (ended["what"], ended["about"]) == ("end-old-password", {"user": "alice", "connections": 1})
+    shown = manage(world.connect("operator"), operation="connections")
+    assert [one["user"] for one in shown if one["old-password"]] == ["alice"]
     assert manage(world.connect("operator"), operation="revoke-old-password", user="alice") == {}
     assert by_old.server.closed
 

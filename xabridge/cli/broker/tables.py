@@ -229,6 +229,8 @@ def connections(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
         counts = f"{several(one['sessions'], 'session')}, {several(one['links'], 'link')}"
         if one["transactions"]:
             counts += f", {several(one['transactions'], 'transaction')}"
+        if one["old-password"]:
+            counts += ", by an old password"
         below.append([*wrapped(f"{escaped(one['container'])}{product}"), counts])
     return table(("NUMBER", "USER", "PEER", "AGE", "IN/S", "OUT/S"), rows, below, left=3)
 
