@@ -318,7 +318,7 @@ def test_a_password_is_rotated_while_everything_runs(
         assert any("old password is valid for another 2" in line for line in shell.lines("users"))
         opened += [Traffic(shop.format(word)) for word in ("first", "second")]
         entries = shell.value("audit", "--who", "shop", "--what", "sign-in")
-        assert [(one["about"], one["count"]) for one in entries] == [({"password": "old"}, 1), ({}, 2)]
+        assert [one["about"] for one in entries] == [{"password": "old"}, {}]
         assert any("by an old password" in line for line in shell.lines("connections", "--user", "shop"))
         opened[2].rm.commit(XID, 1)
         assert shell.value("branches") == []
