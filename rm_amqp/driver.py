@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from dtx.amqp.conditions import Condition
 from dtx.protocol.commands import MAX_PAGE, Commit, Forget, GetTimeout, Prepare, Recover, Rollback
 from dtx.protocol.conditions import RefusedError
 from dtx.protocol.replies import Recovered
@@ -301,10 +302,12 @@ class AmqpDriver(Driver[BranchWork]):
         """The result of a prepare where the end or the prepare was refused.
 
         A branch whose end was refused is rolled back here, as after a vote for it. Otherwise the channel is given up,
-        and with it an association that has not ended."""
+        and with it an association that has not ended. Where the broker's store had no room, the branch is rolled back
+        here, too: the work may be tried again, and what it has done was no mistake."""
         xid = work.xid
         if self.receiving.links:
             self.receiving.decided("prepare", xid, refusal.code)
+
         if refusal.code in ROLLBACK_CODES:
             work.move(WorkEvent.END)
             self.leave(work)
@@ -313,6 +316,10 @@ class AmqpDriver(Driver[BranchWork]):
                 return refusal_error("prepare", refusal, xid)
         else:
             self._discard(work)
+            if refusal.condition == Condition.RESOURCE_LIMIT:
+                with contextlib.suppress(XaError):
+                    self.complete("rollback", Rollback(xid), xid, later=False).result()
+                    return xa_error(Code.XA_RBTRANSIENT, f"prepare: {refusal.description}", xid)
         return xa_error(Code.XAER_RMERR, f"prepare: {refusal.description or refusal.condition}", xid)
 
     # --- recovery ---------------------------------------------------------------------------------------------

@@ -80,6 +80,8 @@ class Writer:
         self._look_at = 0.0
         self._untidy = True
         """Whether there may be space to give back; also what an earlier process left."""
+        self._is_short = False
+        """Whether something was refused for lack of space, and there was none since."""
         self._is_reported = False
         """Whether the log says that there is no space, and not yet that there is some."""
         self._refused_octets = 0
@@ -91,7 +93,7 @@ class Writer:
     @property
     def full(self) -> bool:
         """Whether nothing is taken but what frees space."""
-        return self._is_reported or self._space.tight
+        return self._is_short or self._space.tight
 
     def submit(self, batches: list[Submitted]) -> None:
         """Queues batches."""
@@ -114,7 +116,7 @@ class Writer:
         error: StoreError | None = None
         foreseen = False
         try:
-            if self._closed or self._is_reported or not self._has_room(size[0]):
+            if self._closed or self._is_short or not self._has_room(size[0]):
                 foreseen = True
                 return False
             error = self._force(batches, size, 0)
@@ -193,8 +195,8 @@ class Writer:
                 self._untidy = self._tidied()
             if not self._untidy and self.full:
                 self._look_for_room(self._refused_octets)
-                if self._is_reported and self._has_room(self._refused_octets):
-                    self._report_space()
+                if self._is_short and self._has_room(self._refused_octets):
+                    self._has_space()
             return self._untidy
 
     def _tidied(self) -> bool:
@@ -212,8 +214,8 @@ class Writer:
                 self._write_what_frees(group, StoreFull(TIGHT))
                 return
         error = self._force([batch for batch, _ in group])
-        if self._is_reported and error is None and octets:
-            self._report_space()
+        if self._is_short and error is None and octets:
+            self._has_space()
 
         if isinstance(error, StoreFull):
             self._write_what_frees(group, error)
@@ -253,15 +255,17 @@ class Writer:
         if self._space.tight:
             self._look_for_room(0)
 
-    def _report_space(self) -> None:
-        """Says that there is space again."""
-        self._is_reported, self._refused_octets = False, 0
-        LOG.warning("there is space again: what takes space is taken")
+    def _has_space(self) -> None:
+        """There is space again: it is said, if it was said that there is none."""
+        self._is_short, self._refused_octets = False, 0
+        if self._is_reported:
+            self._is_reported = False
+            LOG.warning("there is space again: what takes space is taken")
 
     def _refused(self, count: int, octets: int, full: StoreFull) -> None:
         """Says now and then that something is refused for lack of space."""
         now = self._clock()
-        self._refused_octets = max(self._refused_octets, octets)
+        self._is_short, self._refused_octets = True, max(self._refused_octets, octets)
         if now >= self._tell_at:
             self._tell_at, self._is_reported = now + TELL_AGAIN_S, True
             LOG.error("%d changes that take space were refused: %s (logged once in %.0f s)", count, full, TELL_AGAIN_S)
