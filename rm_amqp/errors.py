@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from xa import EXCEPTIONS, ROLLBACK_CODES, Code, xa_error
+from xa import EXCEPTIONS, ROLLBACK_CODES, Code, XaMisuse, xa_error
 
 if TYPE_CHECKING:
     from dtx.protocol.conditions import Refusal
@@ -70,6 +70,10 @@ _WORK_CODES: Final = ROLLBACK_CODES | {Code.XAER_PROTO, Code.XAER_INVAL, Code.XA
 """Codes that mean the same when work is refused as when a verb is."""
 
 
+class UnknownAddress(XaMisuse):
+    """XAER_INVAL of work: the broker has no such queue. What else is the caller's mistake has another class."""
+
+
 def lost_error(verb: str, why: ConnectionLost | TimedOut, xid: Xid | None = None) -> XaError:
     """XAER_RMFAIL, or XAER_RMERR where a connection to be opened is to a broker that can be reached and not used."""
     unusable = isinstance(why, ConnectionLost) and why.cause is Cause.UNUSABLE
@@ -90,5 +94,7 @@ def work_error(refusal: Refusal) -> XaError:
     """What the broker refused of work: an address that it does not know is the caller's mistake."""
     if refusal.code in _WORK_CODES:
         return refusal_error("work", refusal)
-    code = Code.XAER_INVAL if refusal.code is Code.XAER_NOTA else Code.XAER_RMERR
-    return xa_error(code, f"work: {refusal.description or refusal.condition} ({refusal.condition})", refusal.xid)
+    words = f"work: {refusal.description or refusal.condition} ({refusal.condition})"
+    if refusal.code is Code.XAER_NOTA:
+        return UnknownAddress(Code.XAER_INVAL, words, refusal.xid)
+    return xa_error(Code.XAER_RMERR, words, refusal.xid)

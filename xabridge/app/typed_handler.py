@@ -33,10 +33,10 @@ from typing import (
     get_type_hints,
 )
 
+from rm_amqp.errors import UnknownAddress
 from rm_amqp.message import Message
 from tm import ConfigurationError, Transaction
 from tm.consumer.handler import Handler, Refused
-from xa import Code, XaMisuse
 from xabridge.app.codec import Codecs
 from xabridge.app.conversion import MessageUnfit, UnsupportedType, reader_of
 from xabridge.app.dependencies import Call, Depends, is_async
@@ -223,9 +223,7 @@ class Results:
         address = str(asked.reply_to)
         try:
             yield address, returned, fields
-        except XaMisuse as error:
-            if error.code is not Code.XAER_INVAL:
-                raise
+        except UnknownAddress as error:
             logger.warning("a message of %s has no reply: %s", self._settings.queue, error)
 
     def _report(self, returned: Any) -> None:

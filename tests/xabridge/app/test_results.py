@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.xabridge.app.shop import NOWHERE, Invoice, Shop, rows, set_up
+from xa import XaMisuse
 from xabridge import App, ConfigurationError, Depends, Message, Tx
 from xabridge.app.codec import MessageFields
 from xabridge.testing import Killed, TestApp
@@ -75,6 +76,20 @@ def test_a_reply_to_a_client_that_is_gone_is_left_out(is_async: bool, caplog: py
         assert (test.sent("answers"), test.sent("published")) == ([0, 2], [0, 1, 2])
         assert (test.waiting("questions"), test.dead("questions")) == (0, [])
     assert "a message of questions has no reply: " in caplog.text
+
+
+def test_a_reply_that_can_not_be_sent_is_the_fault_of_the_handler() -> None:
+    """It is not left out as one whose address is gone."""
+    app = App(NOWHERE)
+
+    @app.consumer("questions", reply=True)
+    def answer(_question: str) -> Message:
+        return Message(object())
+
+    with TestApp(app) as test:
+        with pytest.raises(XaMisuse, match="the message's body is of type object"):
+            test.deliver("questions", "what?", reply_to="answers")
+        assert (test.waiting("questions"), test.waiting("answers")) == (1, 0)
 
 
 def test_a_message_that_is_returned_keeps_its_fields() -> None:
