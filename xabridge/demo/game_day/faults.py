@@ -63,7 +63,7 @@ def _fill_disk(site: GameSite, orders: int) -> str:
     site.fill_disk(TAKEN)
     site.start(NODE)
     why = site.place_refused(orders)
-    return f"disk/{TAKEN} takes all the space beside the broker's store, and orders wait; who places more is refused: {why}"
+    return f"disk/{TAKEN} takes all the space beside the store, and orders wait; who places more is refused: {why}"
 
 
 def _send_poison(site: GameSite, orders: int) -> str:
