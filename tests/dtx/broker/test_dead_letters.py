@@ -244,12 +244,12 @@ def test_what_others_note_in_properties_is_read() -> None:
 
 
 def test_many_different_reasons_stay_bounded(world: World) -> None:
-    """100,000 reasons that no two letters share: the rest is counted as one group, and leaves it again. An entry costs
+    """5,000 reasons that no two letters share: the rest is counted as one group, and leaves it again. An entry costs
     a bounded time, whatever it says."""
     letters, queue = DeadLetters(), world.connect().world.container.resource.create("many.dead")
     found = []
     before = time.process_time()
-    for number in range(100_000):
+    for number in range(5_000):
         entry = Entry(queue, number, 1, 0, position=number + 1)
         name = "".join(chr(ord("a") + int(digit)) for digit in str(number))
         entry.origin = Origin("q", "", f"Error: {name} " + "'\"" * 60)
@@ -259,8 +259,8 @@ def test_many_different_reasons_stay_bounded(world: World) -> None:
 
     found_groups = list(letters.groups())
     assert len(found_groups) == MOST_GROUPS + 1
-    assert (found_groups[-1].id, sum(group.count for group in found_groups)) == (OTHERS, 100_000)
-    assert took_s < 20, f"{took_s:.1f} s for 100,000"
+    assert (found_groups[-1].id, sum(group.count for group in found_groups)) == (OTHERS, 5_000)
+    assert took_s < 1, f"{took_s:.1f} s for 5,000"
     for entry in found:
         letters.remove(entry)
     assert (list(letters.groups()), letters.count) == ([], 0)
