@@ -71,7 +71,6 @@ SETUPS: Final = (
     Setup("database", nodes=1, processes=2),
     Setup("token", nodes=1, processes=2),
     Setup("file", batch=50, prefetch=100),
-    Setup("database", batch=50),
 )
 
 NAMED: Final[tuple[tuple[Setup, tuple[Fault, ...]], ...]] = tuple(
