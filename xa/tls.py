@@ -68,6 +68,11 @@ class FollowedContext:
     @property
     def current(self) -> ssl.SSLContext:
         """The context of the files as they are now."""
+        self.make_current()
+        return self._context
+
+    def make_current(self) -> None:
+        """Makes the context anew if a file has changed."""
         state = self._look()
         if state != self._state:
             self._state = state
@@ -75,7 +80,6 @@ class FollowedContext:
                 self._context = self._make()
             except OSError as error:
                 self._failed(error)
-        return self._context
 
 
 def _state_of(file: str | PathLike[str]) -> tuple[int, ...]:

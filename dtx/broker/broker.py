@@ -155,6 +155,7 @@ class Broker:
         self._stands_by: StoreError | None = None
         """Why it does."""
         self._leased_until_s: float | None = None
+        self._certificate_end = math.inf
         self._stop = asyncio.Event()
         self._gone = asyncio.Event()
 
@@ -216,7 +217,14 @@ class Broker:
         def failed(error: OSError) -> None:
             LOG.error("certificate, key or client_ca have changed and can't be used, the former ones go on: %s", error)
 
-        return FollowedContext(self._tls, files, failed)
+        followed = FollowedContext(self._tls, files, failed)
+
+        def certificate_end() -> float:
+            followed.make_current()
+            return self._certificate_end
+
+        self.monitoring.certificate_end = certificate_end
+        return followed
 
     def _tls(self) -> ssl.SSLContext:
         config = self.config
@@ -225,7 +233,7 @@ class Broker:
         if config.certificate is not None and config.key is not None:
             load_certificate(context, config.certificate, config.key)
             with contextlib.suppress(ValueError):  # OpenSSL takes it
-                self.monitoring.certificate_end = end_of_certificate(config.certificate)
+                self._certificate_end = end_of_certificate(config.certificate)
         if config.client_ca is not None:
             context.load_verify_locations(config.client_ca)
             context.verify_mode = ssl.CERT_OPTIONAL

@@ -44,13 +44,13 @@ class Monitoring:
         self._store = store
         self._container = container
         self._figures = FigureReader(container, config.settings.metrics_queues)
-        self.certificate_end = math.inf
+        self.certificate_end: Callable[[], float] = lambda: math.inf
         """Until when the certificate that peers are shown is valid, in seconds since 1970."""
         days = config.settings.certificate_days
         container.conditions.holds = {
             LEASE_LOST.name: lambda: not store.may_tell,
             STORE_FULL.name: lambda: store.full,
-            CERTIFICATE_ENDS.name: lambda: self.certificate_end - time.time() < days * DAY_S,
+            CERTIFICATE_ENDS.name: lambda: self.certificate_end() - time.time() < days * DAY_S,
         }
         self._readiness = Readiness(container.resource, flush)
         self._endpoint: Endpoint | None = None

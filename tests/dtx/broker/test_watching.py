@@ -260,6 +260,35 @@ def test_a_certificate_that_ends_soon_is_a_condition(tmp_path: Path, days: float
     asyncio.run(scenario())
 
 
+def make_certificate(folder: Path, days: int) -> None:
+    """A certificate and its key, in the place of those that are there."""
+    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=broker")
+    files = ("-keyout", folder / "new.key", "-out", folder / "new.pem")
+    subprocess.run(("openssl", "req", "-x509", *kind, *files, "-days", str(days)), capture_output=True, check=True)
+    for end in ("key", "pem"):
+        (folder / f"new.{end}").replace(folder / f"broker.{end}")
+
+
+def test_a_certificate_that_was_replaced_is_no_condition_any_more(tmp_path: Path) -> None:
+    """Without a peer that connects: the broker looks whether the files have changed."""
+    make_certificate(tmp_path, 3)
+    listen = Address("127.0.0.1", 0)
+    config = BrokerConfig(
+        listen_tls=(listen,), http=listen, store=f"sqlite:///{tmp_path}/store", certificate=tmp_path / "broker.pem",
+        key=tmp_path / "broker.key",
+    )  # fmt: skip
+
+    async def scenario() -> None:
+        broker = Broker(config)
+        await broker.start()
+        assert await held_at(broker) == {CERTIFICATE_ENDS.name: 1}
+        make_certificate(tmp_path, 30)
+        assert await held_at(broker) == {}
+        await broker.close()
+
+    asyncio.run(scenario())
+
+
 @on_a_broker(config=HTTP)
 async def test_a_broker_that_stands_by_is_live_and_not_ready(broker: Broker) -> None:
     standby = Broker(replace(broker.config, standby=True))
