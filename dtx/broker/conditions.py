@@ -187,12 +187,12 @@ class ConditionWatch:
 
     def _step(self) -> None:
         now, now_ms = self._resource.clock.monotonic(), self._resource.now_ms
-        if self._at < len(self._queues):
-            for queue in self._queues[self._at : self._at + STEP]:
-                if queue.lasting and not queue.deleted:
-                    self._look_at(queue, now, now_ms)
-            self._at += STEP
-        elif self._xid is not None:
+        step = self._queues[self._at : self._at + STEP]
+        for queue in step:
+            if queue.lasting and not queue.deleted:
+                self._look_at(queue, now, now_ms)
+        self._at += STEP
+        if len(step) < STEP and self._xid is not None:  # an idle broker is not woken once more for its branches
             self._look_at_branches(self._xid, now_ms)
 
         if self._at < len(self._queues) or self._xid is not None:

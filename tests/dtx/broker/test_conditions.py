@@ -10,6 +10,7 @@ import pytest
 from dtx.broker.conditions import MEASURED, STEP, WORST
 from dtx.broker.settings import QueueSettings, Settings
 from tests.dtx.broker.peer import XID, Peer, World, manage
+from xa import Xid
 from xa.telemetry.conditions import (
     BRANCH_IN_DOUBT,
     DEAD_LETTERS,
@@ -220,3 +221,15 @@ def test_a_queue_that_is_deleted_is_wrong_no_more(peer: Peer) -> None:
     answer: Any = manage(peer, operation="delete-queue", queue="q", force=True)
     assert answer is not None
     assert wrong(peer) == {}
+
+
+@pytest.mark.parametrize("step", [1, 2, 5, 6])
+def test_a_look_in_steps_counts_each_queue_and_branch_once(
+    world: World, peer: Peer, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    for number in range(5):
+        peer.prepared(Xid(1, b"gtrid %d" % number, b"b"), posts=f"q{number}")
+        world.queue(f"q{number}").paused = "somebody"
+    wait(world, 900)
+    monkeypatch.setattr("dtx.broker.conditions.STEP", step)
+    assert wrong(peer) == {QUEUE_PAUSED.name: 5, BRANCH_IN_DOUBT.name: 5}
