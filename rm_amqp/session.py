@@ -48,6 +48,7 @@ T = TypeVar("T")
 LATER_OCTETS: Final = 4096
 """The most octets that wait to be written, where nothing else is to be written: the broker works meanwhile."""
 RETRY_REASON: Final = "x-opt-retry-reason"
+RETRY_PLACE: Final = "x-opt-retry-place"
 RETRY_APART: Final = "x-opt-retry-apart"
 RETRIED: Final = "x-opt-retry-"
 TEXTS_OF_DEAD_LETTERS: Final = (1 << 20, 100, 0)
@@ -184,12 +185,15 @@ class Operations:
         return steps
 
     @staticmethod
-    def explain(message: Message, reason: str) -> Operation[None]:
+    def explain(message: Message, reason: str, place: str) -> Operation[None]:
         """What a message has failed with, for a branch that is rolled back now."""
 
         async def steps(links: MessageLinks, work: Work | None) -> None:
             held = _held(links, work, message)
-            modified = modify(failed=True, undeliverable=False, annotations={Symbol(RETRY_REASON): reason})
+            notes: Map = {Symbol(RETRY_REASON): reason}
+            if place:
+                notes[Symbol(RETRY_PLACE)] = place
+            modified = modify(failed=True, undeliverable=False, annotations=notes)
             if links.offers(OUTCOMES_OF_ROLLBACK):
                 held.rolled_back = modified
             elif links.offers(FAILURE_REASONS):
@@ -198,7 +202,7 @@ class Operations:
         return steps
 
     @staticmethod
-    def excuse(messages: Sequence[Message] | None, reason: str) -> Operation[bool]:
+    def excuse(messages: Sequence[Message] | None, reason: str, place: str) -> Operation[bool]:
         """Messages that a rollback of the branch is not to count as delivered in vain."""
 
         async def steps(links: MessageLinks, work: Work | None) -> bool:
@@ -207,6 +211,8 @@ class Operations:
             notes: Map = {Symbol(RETRY_APART): True}
             if reason:
                 notes[Symbol(RETRY_REASON)] = reason
+            if reason and place:
+                notes[Symbol(RETRY_PLACE)] = place
             modified = modify(failed=False, undeliverable=False, annotations=notes)
             if messages is None:
                 links.check_work(work)
@@ -351,18 +357,18 @@ class Session:
         committed. A broker that does not say that it has messages for later is not asked."""
         self.run(self.operations.put_off(message, address, delay_ms, annotations), later=True)
 
-    def explain(self, message: Message, reason: str) -> None:
+    def explain(self, message: Message, reason: str, place: str = "") -> None:
         """Tells what a received message has failed with, before its branch is rolled back, and only then: the receiver
-        that gets it next finds it among its `instructions`, as `x-opt-retry-reason`. A broker that does not say that it
-        can do so gets nothing."""
-        self.run(self.operations.explain(message, reason), later=True)
+        that gets it next finds it among its `instructions`, as `x-opt-retry-reason`, and the place in the code as
+        `x-opt-retry-place`. A broker that does not say that it can do so gets nothing."""
+        self.run(self.operations.explain(message, reason, place), later=True)
 
-    def excuse(self, messages: Sequence[Message] | None, reason: str = "") -> bool:
+    def excuse(self, messages: Sequence[Message] | None, reason: str = "", place: str = "") -> bool:
         """Tells that received messages are not to be counted as delivered in vain, should their branch be rolled back,
         until `explain` is called for one of them. None: all of which nothing was said. The next receiver of one finds
         among its `instructions` that it is to be handled alone (`x-opt-retry-apart`), and the reason. False: the broker
         can't do that, and counts them."""
-        return self.run(self.operations.excuse(messages, reason), later=True)
+        return self.run(self.operations.excuse(messages, reason, place), later=True)
 
     # -- in bulk
     def gather(self, address: str, count: int) -> list[bytes]:
@@ -482,11 +488,11 @@ class AsyncSession:
     def reject(self, message: Message) -> None:
         self._session.reject(message)
 
-    def explain(self, message: Message, reason: str) -> None:
-        self._session.explain(message, reason)
+    def explain(self, message: Message, reason: str, place: str = "") -> None:
+        self._session.explain(message, reason, place)
 
-    def excuse(self, messages: Sequence[Message] | None, reason: str = "") -> bool:
-        return self._session.excuse(messages, reason)
+    def excuse(self, messages: Sequence[Message] | None, reason: str = "", place: str = "") -> bool:
+        return self._session.excuse(messages, reason, place)
 
     def modify(self, message: Message, *, failed: bool = True, undeliverable: bool = False) -> None:
         self._session.modify(message, failed=failed, undeliverable=undeliverable)

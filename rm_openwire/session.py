@@ -84,17 +84,17 @@ class Session:
         """The annotations become properties of the same names, because OpenWire has none."""
         self._run(lambda work: work.dead_letter(message, address, annotations))
 
-    def excuse(self, messages: Sequence[Message] | None, reason: str = "") -> bool:
+    def excuse(self, messages: Sequence[Message] | None, reason: str = "", place: str = "") -> bool:
         """Tells that the received messages, all of them whatever is named, are not to be counted as delivered in vain,
         should the branch be rolled back before it is ended. False: it is counted if it is ended first, as by a
         commit."""
-        del messages, reason
+        del messages, reason, place
         self._run(lambda work: work.excuse(excused=True))
         return False
 
-    def explain(self, message: Message, reason: str) -> None:
+    def explain(self, message: Message, reason: str, place: str = "") -> None:
         """A received message has failed: a rollback is counted as ever. The brokers keep no reason."""
-        del message, reason
+        del message, reason, place
         self._run(lambda work: work.excuse(excused=False))
 
     def _run(self, operation: Callable[[BranchWork], T]) -> T:

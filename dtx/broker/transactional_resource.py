@@ -380,7 +380,7 @@ class TransactionalResource:
         return bool(self._dead_letter_name(queue))
 
     def failure_of(self, entry: Entry) -> tuple[str, str]:
-        return self.reasons.of(entry.number), ""
+        return self.reasons.of(entry.number)
 
     def is_available(self, queue: Queue) -> None:
         self._marked.append(queue)

@@ -7,6 +7,7 @@ A message that is put off is taken, and sent again for later, in one transaction
     x-opt-retry-count     how often it was delivered in vain before it was sent again
     x-opt-retry-first     when it failed for the first time, milliseconds since 1970
     x-opt-retry-reason    what it failed with the last time
+    x-opt-retry-place     where in the code of its handler
     x-opt-retry-queue     the queue for whose consumers this holds: a handler may send a message on as it came
 
 A broker that can do it tells of a message that was in a transaction that was rolled back, as delivery annotations:
@@ -34,6 +35,7 @@ WAIT: Final = "x-opt-delivery-delay"
 COUNT: Final = "x-opt-retry-count"
 FIRST: Final = "x-opt-retry-first"
 REASON: Final = "x-opt-retry-reason"
+PLACE: Final = "x-opt-retry-place"
 QUEUE: Final = "x-opt-retry-queue"
 APART: Final = "x-opt-retry-apart"
 UNTOLD: Final = 9
@@ -84,10 +86,19 @@ def first_failure_ms(message: Any, queue: str) -> int | None:
 
 def reason_of(message: Any, queue: str) -> str | None:
     """The reason of a message's last failure, as reported to the broker; or before it was put off."""
-    reason = (getattr(message, "instructions", None) or {}).get(REASON)
-    if not isinstance(reason, str):
-        reason = _annotation(message, REASON, queue)
-    return str(reason) if isinstance(reason, str) else None
+    return _said(message, REASON, queue)
+
+
+def place_said_of(message: Any, queue: str) -> str:
+    """Where in the code it failed, as reported with that; "" where it was not."""
+    return _said(message, PLACE, queue) or ""
+
+
+def _said(message: Any, name: str, queue: str) -> str | None:
+    said = (getattr(message, "instructions", None) or {}).get(name)
+    if not isinstance(said, str):
+        said = _annotation(message, name, queue)
+    return str(said) if isinstance(said, str) else None
 
 
 def forget_wait(message: Any, queue: str) -> None:

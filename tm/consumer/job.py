@@ -13,6 +13,7 @@ from tm.consumer.history import (
     COUNT,
     FIRST,
     NEW,
+    PLACE,
     QUEUE,
     REASON,
     UNTOLD,
@@ -21,6 +22,7 @@ from tm.consumer.history import (
     forget_wait,
     is_final,
     is_new,
+    place_said_of,
     reason_of,
     retries_of,
 )
@@ -222,6 +224,12 @@ class Job:
     def _reason(self, message: Any, failure: Failure | None) -> str:
         return (failure.reason if failure is not None else "") or reason_of(message, self.settings.queue) or ""
 
+    def _place(self, message: Any, failure: Failure | None) -> str:
+        """Where it has failed with its reason."""
+        if failure is not None and failure.reason:
+            return failure.place
+        return place_said_of(message, self.settings.queue)
+
     def is_charged(self, message: Any) -> bool:
         """Whether a refusal of the commit is to count at the broker, because one was this message's fault before."""
         failure = None if is_new(message) else self.failures.known(message)
@@ -239,6 +247,8 @@ class Job:
         reason = self._reason(message, failure)
         if reason:  # without one, it was not found to be the message's fault
             annotations[REASON] = reason
+            if place := self._place(message, failure):
+                annotations[PLACE] = place
             annotations[FIRST] = first_ms or self.failures.now_ms()
         return Postponement(queue, int(wait_s * 1000), annotations)
 
@@ -307,7 +317,7 @@ class Job:
         last_ms = failure.last_ms if failure is not None else None
         annotations: dict[str, str | int] = {
             "reason": self._reason(message, failure) or (failure.last_said if failure else "") or UNKNOWN_REASON,
-            "place": failure.place if failure is not None else "",
+            "place": self._place(message, failure),
             "queue": self.settings.queue,
             "deliveries": self.history(message).deliveries,
             "last-ms": last_ms if last_ms is not None else self.failures.now_ms(),

@@ -7,10 +7,11 @@ What a session for messages has to offer: `receive_batch(address, count, timeout
 committed; and `aio`, the same for asyncio, where `receive_batch` and `dead_letter` are coroutines. `dead_letter` sends
 the message with these annotations to the address and takes it from its queue.
 
-It may offer two operations that take effect when the branch is rolled back. `explain(message, reason)` tells other
-processes what a message has failed with. `excuse(messages, reason="")` tells the broker that the rollback counts for
-none of these; it returns whether the broker does so. And it may offer `put_back(messages, stay=True)`, by which those
-that are not begun in this transaction are as if they had not been received.
+It may offer two operations that take effect when the branch is rolled back. `explain(message, reason, place)` tells
+other processes what a message has failed with, and where in the code. `excuse(messages, reason="", place="")` tells the
+broker that the rollback counts for none of these; it returns whether the broker does so. And it may offer
+`put_back(messages, stay=True)`, by which those that are not begun in this transaction are as if they had not been
+received.
 
 A session of any resource may offer `renew()`, and say with `holds_back` whether that may have to wait. It is called
 between two messages that share the transaction. Nothing of the message before is in the session any more then; and it
@@ -26,7 +27,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from tm.concurrency.uninterrupted import finish_in_thread
-from tm.consumer.failures import reason_from
+from tm.consumer.failures import place_of, reason_from
 from tm.consumer.job import COUNTED, Attempt
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.sharing import Sharing
@@ -555,7 +556,7 @@ class Worker:
             self._excuse(begun)
         elif isinstance(error, SystemExit):  # the consumer is to end, for this message
             if len(begun) == 1:
-                self._tell("explain", begun[0], reason_from(error))
+                self._tell("explain", begun[0], reason_from(error), place_of(error))
         elif isinstance(error, Exception):
             self._attempt = self._attempt._replace(is_late=self._transaction.expired)
             self._blame(begun, error)
@@ -566,10 +567,10 @@ class Worker:
         if fault.is_excused:
             self._attempt = Attempt(self._excuse(messages))
         elif fault is Fault.MESSAGE and len(messages) == 1:
-            is_explained = self._tell("explain", messages[0], reason_from(error)) is not _UNTOLD
+            is_explained = self._tell("explain", messages[0], reason_from(error), place_of(error)) is not _UNTOLD
             self._attempt = self._attempt._replace(is_explained=is_explained)
         elif fault is Fault.MESSAGE and guilty is not None:
-            self._tell("excuse", (guilty,), reason_from(error))
+            self._tell("excuse", (guilty,), reason_from(error), place_of(error))
 
     def _excuse(self, messages: Sequence[Any]) -> bool:
         """Tells the broker that a rollback counts for none of the messages; whether it does so."""

@@ -21,7 +21,17 @@ from dtx.broker.endpoint.link import SendingLink, refusal_of
 from dtx.broker.endpoint.outgoing_delivery import NOTES, OutgoingDelivery, Stream, size_with_facts, with_facts
 from dtx.broker.endpoint.states import ATTACHED, DECIDED, ENDED, FREE, SUSPENDED, AttachmentState
 from dtx.broker.queues.entry import State
-from dtx.broker.queues.outcomes import APART, FAILED, GIVEN_BACK, GIVEN_BACK_OCTETS, LOST, REASON, TAKEN, rejected_state
+from dtx.broker.queues.outcomes import (
+    APART,
+    FAILED,
+    GIVEN_BACK,
+    GIVEN_BACK_OCTETS,
+    LOST,
+    PLACE,
+    REASON,
+    TAKEN,
+    rejected_state,
+)
 from dtx.broker.queues.payloads import FOREIGN, split_format
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.broker.transactions.contexts import unknown_id
@@ -263,9 +273,11 @@ class OutgoingLink(SendingLink):
         """The message, or its first octets, with what its last consumers have said of it: the reason, unless the peer
         takes no message of that size."""
         notes: Map = {APART: True} if entry.apart else {}
-        reason = self.resource.reasons.of(entry.number) if entry.count or entry.apart else ""
-        if reason and (not self.largest or entry.size + NOTES + 4 * len(reason) <= self.largest):
+        reason, place = self.resource.reasons.of(entry.number) if entry.count or entry.apart else ("", "")
+        if reason and (not self.largest or entry.size + NOTES + 4 * (len(reason) + len(place)) <= self.largest):
             notes[REASON] = reason
+            if place:
+                notes[PLACE] = place
         return with_delivery_annotations(octets, notes) if notes else octets
 
     def _sent_settled(self, sent: OutgoingDelivery) -> None:

@@ -55,6 +55,8 @@ class Outcome:
     reason: str = field(default="", compare=False)
     apart: bool = field(default=False, compare=False)
     rolled_back: Outcome | None = field(default=None, compare=False)
+    place: str = field(default="", compare=False)
+    """Where the consumer says that it has failed with `reason`."""
     error: str = field(default="", compare=False)
     """What a consumer says that it has rejected the message for."""
     lost: bool = field(default=False, compare=False)
@@ -105,7 +107,9 @@ def outcome_from(value: Value) -> Outcome | None:
         reason = annotations.get(REASON) if type(annotations) is dict else None
         text = reason[:MOST_TEXT] if isinstance(reason, str) else ""
         apart = type(annotations) is dict and annotations.get(APART) is True
-        return Outcome(MODIFIED, failed is True, undeliverable is True, text, apart)
+        place = annotations.get(PLACE) if type(annotations) is dict else None
+        where = place[-MOST_TEXT:] if isinstance(place, str) else ""
+        return Outcome(MODIFIED, failed is True, undeliverable is True, text, apart, place=where)
     return Outcome(code, error=_error_of(value.value)) if code == REJECTED and value.value else Outcome(code)
 
 
@@ -175,6 +179,7 @@ def rejected_state(refusal: Refusal) -> bytes:
 
 # -- reasons of failures
 REASON: Final = Symbol("x-opt-retry-reason")
+PLACE: Final = Symbol("x-opt-retry-place")
 APART: Final = Symbol("x-opt-retry-apart")
 """The delivery annotation of a message that was in a transaction that was rolled back, or with a connection that was
 lost, without a fault of its own that is known: its next consumer handles it alone."""
@@ -187,20 +192,21 @@ class FailureReasons:
     """What messages have failed with, by their numbers, as their consumers have said.
 
     A consumer says it with the outcome of a transaction that it then rolls back: the outcome has no effect, and the
-    reason goes with the next deliveries of the message, as the delivery annotation `x-opt-retry-reason`. It is kept in
-    memory only, of the latest messages: a help for people, on which nothing depends.
+    reason goes with the next deliveries of the message, as the delivery annotation `x-opt-retry-reason`, and so does
+    the place in its code, `x-opt-retry-place`. It is kept in memory only, of the latest messages: a help for people, on
+    which nothing depends.
     """
 
     def __init__(self) -> None:
-        self._of: dict[int, str] = {}
+        self._of: dict[int, tuple[str, str]] = {}
 
-    def note(self, number: int, reason: str) -> None:
-        """A message has failed with this."""
+    def note(self, number: int, reason: str, place: str = "") -> None:
+        """A message has failed with this, there."""
         self._of.pop(number, None)
-        self._of[number] = reason
+        self._of[number] = (reason, place)
         if len(self._of) > MOST_REASONS:
             del self._of[next(iter(self._of))]
 
-    def of(self, number: int) -> str:
-        """What a message has failed with the last time; "" if that is not known."""
-        return self._of.get(number, "")
+    def of(self, number: int) -> tuple[str, str]:
+        """What a message has failed with the last time, and where; "" if that is not known."""
+        return self._of.get(number, ("", ""))

@@ -415,7 +415,7 @@ class Queue:
         if dead:
             target = self._owner.dead_letter_queue(self)
             if target is not None:
-                return self._plan_to_die(entry, target, reason, count, batch, outcome.error or outcome.reason)
+                return self._plan_to_die(entry, target, reason, count, batch, outcome)
             if outcome.code == REJECTED:
                 return self._plan_to_go(entry, batch)
         if count != entry.count and self.lasting:
@@ -423,16 +423,18 @@ class Queue:
         return MessageMove(entry, self, entry.position, count)
 
     def _plan_to_die(
-        self, entry: Entry, target: Queue, reason: str, count: int, batch: Batch, error: str = ""
+        self, entry: Entry, target: Queue, reason: str, count: int, batch: Batch, outcome: Outcome | None = None
     ) -> MessageMove:
-        """A message goes to the dead letters, where it lives as long as their settings say. `error` is what its
-        consumer says of it now."""
+        """A message goes to the dead letters, where it lives as long as their settings say. With `outcome` its consumer
+        may say what it has failed with now."""
         position = target.next_position()
         ttl_ms = target.settings.ttl_ms
         expires_ms = self._owner.now_ms + ttl_ms if ttl_ms else 0
         batch.place(entry.number, target.number, position, count, expires_ms)
-        known, place = self._owner.failure_of(entry)
-        origin = origin_of(self.name, reason, error or known, place)
+        error, place = self._owner.failure_of(entry)
+        if outcome is not None and (outcome.error or outcome.reason):
+            error, place = outcome.error or outcome.reason, outcome.place
+        origin = origin_of(self.name, reason, error, place)
         batch.record(entry.number, ORIGIN, origin.encode())
         return MessageMove(entry, target, position, count, origin, expires_ms)
 

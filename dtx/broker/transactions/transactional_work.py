@@ -258,9 +258,9 @@ class TransactionalWork:
 
     def _note(self, number: int, held: HeldMessage) -> None:
         """What the consumer has said of a message whose transaction is rolled back, for its next consumer."""
-        reason = held.default.reason or (held.outcome.reason if held.outcome is not None else "")
-        if reason:
-            self._reasons.note(number, reason)
+        outcome = held.default if held.default.reason or held.outcome is None else held.outcome
+        if outcome.reason:
+            self._reasons.note(number, outcome.reason, outcome.place)
         if held.default.apart:
             held.entry.apart = True
 

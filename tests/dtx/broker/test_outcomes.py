@@ -137,9 +137,10 @@ def test_reasons_are_bounded() -> None:
     reasons = FailureReasons()
     for number in range(MOST_REASONS + 5):
         reasons.note(number, f"reason {number}")
-    reasons.note(5, "again")
+    reasons.note(5, "again", "orders.py:17 in handle")
+    assert reasons.of(5) == ("again", "orders.py:17 in handle")
     reasons.note(MOST_REASONS + 5, "the last")
-    assert [reasons.of(number) for number in (4, 5, 6, 7, MOST_REASONS + 5)] == [
+    assert [reasons.of(number)[0] for number in (4, 5, 6, 7, MOST_REASONS + 5)] == [
         "",
         "again",
         "",

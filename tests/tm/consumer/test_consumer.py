@@ -20,6 +20,7 @@ from proton.utils import BlockingConnection
 
 from rm_amqp import Message
 from rm_amqp.driver import PendingOutcome
+from rm_amqp.management import ManagementClient
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import KINDS, PATIENCE_S, Stall
 from tests.tm.telemetry.asking import said
@@ -483,6 +484,26 @@ def test_a_dead_letter_says_why_where_when_and_how_often(stall: Stall, kind: Any
         assert letter.delivery_count == 0
     assert stall.look(stall.queue) == []
     assert stall.store.data == {}
+
+
+@pytest.mark.parametrize("waits", ["worker", "broker"])
+def test_a_dead_letter_says_where_it_failed_in_another_process(stall: Stall, waits: str) -> None:
+    """The place travels with the message, as the reason does; and the letter that the broker makes says it, too."""
+
+    def handle(message: Message, _: Transaction) -> None:
+        raise ValueError(f"no such customer: {message.body!s}")
+
+    place = f"{__file__}:{handle.__code__.co_firstlineno + 1} in handle"
+    with stall.manager.begin() as tx:
+        tx["broker"].send(stall.queue, Message("a", id="order 1"))
+    with stall.consumer(handle, max_deliveries=9, retry_first_s=0.5, retry_waits=waits) as first:
+        until(lambda: first.counts.failed >= 1)
+    stall.consume(handle, max_deliveries=1)  # it has not seen the message fail
+    ((_, why),) = stall.letters()
+    assert (why["reason"], why["place"]) == ("ValueError: no such customer: a", place)
+    with ManagementClient(f"amqp://{stall.broker.address}") as management:
+        (group,) = management.ask("dead-letters", queue=f"{stall.queue}.dead")
+    assert (group["error"], group["place"], group["from"]) == (why["reason"], place, stall.queue)
 
 
 @pytest.mark.parametrize("identity", ["an id", None])
