@@ -213,6 +213,7 @@ class Operations:
                 notes[Symbol(RETRY_REASON)] = reason
             if reason and place:
                 notes[Symbol(RETRY_PLACE)] = place
+
             modified = modify(failed=False, undeliverable=False, annotations=notes)
             if messages is None:
                 links.check_work(work)
@@ -229,6 +230,7 @@ class Operations:
         async def steps(links: MessageLinks, work: Work | None) -> None:
             octets = _held(links, work, message).arrived.octets
             octets = with_header(octets, read_header(octets), delivery_count=0, ttl_ms=None)
+
             for most in TEXTS_OF_DEAD_LETTERS:
                 noted: Map = {
                     Symbol(f"x-opt-dead-{name.removesuffix('-ms')}"): _annotation(name, _cut(name, value, most))
