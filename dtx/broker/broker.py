@@ -232,11 +232,13 @@ class Broker:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if config.certificate is not None and config.key is not None:
             load_certificate(context, config.certificate, config.key)
-            with contextlib.suppress(ValueError):  # OpenSSL takes it
-                self._certificate_end = end_of_certificate(config.certificate)
         if config.client_ca is not None:
             context.load_verify_locations(config.client_ca)
             context.verify_mode = ssl.CERT_OPTIONAL
+
+        if config.certificate is not None:
+            with contextlib.suppress(ValueError):  # OpenSSL takes it
+                self._certificate_end = end_of_certificate(config.certificate)
         return context
 
     async def run(self) -> None:

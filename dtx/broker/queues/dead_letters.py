@@ -16,15 +16,13 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from dtx.amqp.messages import read_notes
 from xa.printable import escaped, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from dtx.broker.queues.entry import Entry
 
 ORIGIN: Final = "origin"
 """The kind of the records with origins, which have the numbers of their messages."""
@@ -68,6 +66,14 @@ class Origin(NamedTuple):
 
 
 NOTHING_NOTED: Final = Origin()
+
+
+class Letter(Protocol):
+    """What is asked of an entry of the queue."""
+
+    origin: Origin | None
+    number: int
+    position: int
 
 
 def origin_of(queue: str, reason: str, error: str, place: str) -> Origin:
@@ -117,7 +123,7 @@ class DeadLetters:
         """The numbers of letters that are in no group."""
         self.count = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Letter) -> None:
         """A letter is in the queue."""
         origin = entry.origin or NOTHING_NOTED
         kind = kind_of(origin)
@@ -134,7 +140,7 @@ class DeadLetters:
         if entry.position > group.position:
             group.latest, group.position = entry.number, entry.position
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: Letter) -> None:
         """A letter has left the queue."""
         self.count -= 1
         if entry.number in self._in_others:
@@ -147,7 +153,7 @@ class DeadLetters:
         if not group.count:
             del self._groups[kind]
 
-    def group_of(self, entry: Entry) -> str:
+    def group_of(self, entry: Letter) -> str:
         """The id of a letter's group."""
         if entry.number in self._in_others:
             return OTHERS

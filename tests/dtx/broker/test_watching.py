@@ -247,7 +247,7 @@ async def held_at(broker: Broker) -> dict[str, int]:
 @on_a_broker(config=HTTP)
 async def test_a_full_store_is_a_condition(broker: Broker) -> None:
     assert await held_at(broker) == {}
-    sql_store(broker)._open.writer._is_reported = True
+    sql_store(broker)._open.writer._is_short = True
     assert await held_at(broker) == {STORE_FULL.name: 1}
 
 
