@@ -41,7 +41,7 @@ class _Charging(Worker):
             super()._blame(messages, error)
             return
         for message in messages:
-            self._tell("explain", message, reason_from(error))
+            self._tell("explain", message, reason_from(error), "")
 
 
 class OutagesCount(_Charging):
@@ -60,7 +60,7 @@ class EveryoneIsBlamed(Worker):
             super()._blame(messages, error)
             return
         for message in messages:
-            self._tell("explain", message, reason_from(error))
+            self._tell("explain", message, reason_from(error), "")
 
 
 class RefusedCommitsCount(Worker):
@@ -69,7 +69,7 @@ class RefusedCommitsCount(Worker):
     async def _call_handler(self, messages: Sequence[Any], begun: list[Any]) -> None:
         await super()._call_handler(messages, begun)
         for message in begun:
-            self._tell("explain", message, "the commit was refused")
+            self._tell("explain", message, "the commit was refused", "")
 
 
 class NothingIsRefusedForGood(Job):
@@ -156,7 +156,7 @@ class TheNextIsToBlame(Worker):
 
     def _blame(self, messages: Sequence[Any], error: Exception) -> None:
         if isinstance(error, XaError | RolledBack) and len(messages) > 1:
-            self._tell("explain", messages[0], reason_from(error))
+            self._tell("explain", messages[0], reason_from(error), "")
         else:
             super()._blame(messages, error)
 

@@ -147,13 +147,13 @@ class Session:
             raise lost()
         return self._transaction.said[message.entry]
 
-    def _excuse(self, messages: Sequence[Delivered], reason: str = "") -> bool:
+    def _excuse(self, messages: Sequence[Delivered], reason: str = "", _place: str = "") -> bool:
         for message in messages:
             said = self._said(message)
             said.counted, said.apart, said.reason = False, True, reason
         return True
 
-    def _explain(self, message: Delivered, reason: str) -> None:
+    def _explain(self, message: Delivered, reason: str, _place: str) -> None:
         said = self._said(message)
         said.counted, said.reason = True, reason
 

@@ -152,10 +152,10 @@ def test_a_pass_is_made_now(field: Field, running: Running) -> None:
     status, told = asker.preview("recover")
     assert status == 200
     assert " ".join(" ".join(told["told"]).split()) == (
-        f"{NAME} would be rolled back on broker and shop, unless it is decided before"
+        f"{NAME}: would be rolled back on broker and shop, unless it is decided before"
     )
     came = asker.act(told["ticket"])[1]
-    assert came["said"] == [[True, f"{NAME}    rolled back on broker, shop"]]
+    assert came["said"] == [[True, f"{NAME}: rolled back on broker, shop"]]
     assert asker.preview("recover")[1]["told"] == ["nothing found in doubt"]
 
 
