@@ -194,6 +194,11 @@ class Restored(Protocol):
         """Every record, in the order of their numbers."""
         ...
 
+    @property
+    def shares(self) -> Mapping[int, int]:
+        """By the number of each message that shares a payload: that of the payload."""
+        ...
+
     def messages(self) -> Iterator[StoredMessage]:
         """Every message that stands in a queue, by queue number, then by position. Read lazily."""
         ...
@@ -242,6 +247,7 @@ class Batch:
         "chunked_dequeues",
         "chunks",
         "completions",
+        "copies",
         "dequeues",
         "enqueues",
         "fences",
@@ -253,6 +259,9 @@ class Batch:
         "queues",
         "queues_deleted",
         "records",
+        "shares",
+        "unposted",
+        "unshared",
     )
 
     def __init__(self) -> None:
@@ -270,12 +279,17 @@ class Batch:
         self.chunked_dequeues: list[int] = []
         self.finished: list[int] = []
         self.queues_deleted: list[int] = []
+        self.copies: list[tuple[int, int, int, int, int, int, int, str]] = []
+        self.shares: list[tuple[int, int]] = []
+        self.unposted: list[int] = []
+        self.unshared: list[tuple[int, int]] = []
         self.octets = 0
 
     @property
     def takes_space(self) -> bool:
         """Whether the store grows by it. A batch that only retires, places, decides or forgets needs almost no space,
-        and frees some in the end; so does a branch that is prepared to retire."""
+        and frees some in the end; so does a branch that is prepared to retire. Copies of a message whose payload is
+        stored have the space that was `promised` (`MessageStore`)."""
         return bool(self.enqueues or self.payloads or self.chunks or self.queues)
 
     @property
@@ -293,6 +307,8 @@ class Batch:
             + len(self.records)
             + len(self.queues)
             + len(self.chunks)
+            + len(self.copies)
+            + len(self.unshared)
         )
 
     @classmethod
@@ -369,6 +385,31 @@ class Batch:
         """Sets the place of a message, and its times: the end of its queue when the branch that enqueued it commits, a
         dead-letter queue, or the same place with another delivery count."""
         self.placements[message] = (queue, position, delivery_count, expires_ms, due_ms)
+
+    def copy(
+        self,
+        message: int,
+        payload: int,
+        queue: int,
+        position: int,
+        size: int,
+        *,
+        expires_ms: int = 0,
+        due_ms: int = 0,
+        group: str = "",
+    ) -> None:
+        """A new message that shares the payload of the message `payload`, which `unpost` deletes in this batch. It is
+        stored once, and goes with the last message that shares it."""
+        self.copies.append((message, queue, position, size, 0, expires_ms, due_ms, group))
+        self.shares.append((message, payload))
+
+    def unpost(self, message: int) -> None:
+        """Deletes a message that is PENDING, of this batch or an earlier one, and not its payload: `copy` names it."""
+        self.unposted.append(message)
+
+    def dequeue_copy(self, message: int, payload: int) -> None:
+        """Deletes a message that shares a payload, and that where no other message does."""
+        self.unshared.append((message, payload))
 
     def dequeue(self, message: int, size: int) -> None:
         """Deletes the message, or the pieces so far of a message larger than CHUNK that was never completed."""
@@ -448,6 +489,10 @@ class MessageStore(Protocol):
         """
         ...
 
+    promised: int
+    """Octets that commits of prepared branches will take beside what is stored: what else takes space has to leave them
+    free. The broker's to write."""
+
     @property
     def waiting_octets(self) -> int:
         """Payload octets that were submitted and are not done. The broker reads no more from its peers while this is
@@ -455,7 +500,8 @@ class MessageStore(Protocol):
         ...
 
     def cached(self, message: int) -> bytes | None:
-        """The payload of a message of at most CHUNK octets, if the store has it in memory just now."""
+        """The payload of a message of at most CHUNK octets, if the store has it in memory just now. A payload that is
+        shared has a number of its own, here and where it is read."""
         ...
 
     def fetch(self, messages: Sequence[int], done: Callable[[Mapping[int, bytes], StoreError | None], None]) -> None:

@@ -54,6 +54,7 @@ class Disk:
     branches: dict[int, _Branch] = field(default_factory=dict)
     fences: dict[bytes, StoredFence] = field(default_factory=dict)
     records: dict[int, StoredRecord] = field(default_factory=dict)
+    shares: dict[int, int] = field(default_factory=dict)
 
     def apply(self, batch: Batch) -> None:
         """Carries out one batch."""
@@ -83,8 +84,9 @@ class Disk:
     def _create(self, batch: Batch) -> None:
         for number, (name, settings) in batch.queues.items():
             self.queues.setdefault(number, StoredQueue(number, name, settings))
-        for facts in batch.enqueues:
+        for facts in (*batch.enqueues, *batch.copies):
             self.messages[facts[0]] = StoredMessage(*facts)
+        self.shares.update(batch.shares)
         for message, payload in batch.payloads:
             self.pieces[message] = {0: payload}
         for message, number, piece in batch.chunks:
@@ -100,16 +102,23 @@ class Disk:
                 self._drop(facts.number)
         for message in batch.dequeues:
             self._drop(message)
+        for message in batch.unposted:
+            self.messages.pop(message, None)
+        for message, _ in batch.unshared:
+            self._drop(message)
         for branch in batch.finished:
             self.branches.pop(branch, None)
 
     def _drop(self, message: int) -> None:
         self.messages.pop(message, None)
-        self.pieces.pop(message, None)
+        payload = self.shares.pop(message, message)
+        if payload == message or payload not in self.shares.values():
+            self.pieces.pop(payload, None)
 
     def drop_orphans(self) -> None:
         """Pieces of messages that never came to be."""
-        for message in [message for message in self.pieces if message not in self.messages]:
+        used = {*self.messages, *self.shares.values()}
+        for message in [message for message in self.pieces if message not in used]:
             del self.pieces[message]
 
 
@@ -120,6 +129,7 @@ class _Restored:
         self.queues: Sequence[StoredQueue] = list(disk.queues.values())
         self.fences: Sequence[StoredFence] = list(disk.fences.values())
         self.records: Sequence[StoredRecord] = sorted(disk.records.values())
+        self.shares: Mapping[int, int] = dict(disk.shares)
 
         self.branches: Sequence[StoredBranch] = [
             StoredBranch(
@@ -160,6 +170,7 @@ class MemoryStore:
         self._waiting: list[tuple[Batch, Callable[[StoreError | None], None]]] = []
         self._stopped: StoreStopped | None = None
         self.waiting_octets = 0
+        self.promised = 0
         self.first_number = 0
         self.groups = 0
         self.forced: Callable[[float, int], None] = lambda _took_s, _batches: None
@@ -207,8 +218,8 @@ class MemoryStore:
         return payload if payload is not None and len(payload) <= self._cached_size else None
 
     def _payload(self, message: int) -> bytes | None:
-        facts = self._disk.messages.get(message)
-        return self._disk.pieces.get(message, {}).get(0) if facts is not None and facts.size <= CHUNK else None
+        pieces = self._disk.pieces.get(message, {})
+        return pieces[0] if pieces.keys() == {0} and len(pieces[0]) <= CHUNK else None
 
     def fetch(self, messages: Sequence[int], done: Callable[[Mapping[int, bytes], StoreError | None], None]) -> None:
         found = {message: payload for message in messages if (payload := self._payload(message)) is not None}

@@ -26,6 +26,8 @@ def carry_out(
     batch = group[0] if len(group) == 1 else Batch.merged(group)
     _create(batch, transactions, statements)
     _change(batch, transactions, statements)
+    if batch.unshared:
+        _keys(transactions, statements.delete_shares, [message for message, _ in batch.unshared])
     if not leave_payloads:
         _delete_payloads(batch, transactions, statements)
     _delete(batch, transactions, statements)
@@ -39,6 +41,9 @@ def _create(batch: Batch, transactions: Transactions, statements: Statements) ->
         _rows(transactions, statements.insert_payloads, batch.payloads)
     if batch.chunks:
         _rows(transactions, statements.insert_chunks, batch.chunks, CHUNK_ROWS)
+    if batch.copies:
+        _rows(transactions, statements.insert_messages, batch.copies)
+        _rows(transactions, statements.insert_shares, batch.shares)
     if batch.branches:
         _rows(transactions, statements.insert_branches, batch.branches)
 
@@ -63,17 +68,30 @@ def _delete_payloads(batch: Batch, transactions: Transactions, statements: State
     if batch.dequeues:
         _keys(transactions, statements.delete_payloads, batch.dequeues)
         _keys(transactions, statements.delete_chunks, batch.chunked_dequeues)
+    if batch.unshared:
+        payloads = dict.fromkeys(payload for _, payload in batch.unshared)
+        _keys(transactions, statements.delete_unshared_payloads, payloads)
+        _keys(transactions, statements.delete_unshared_chunks, payloads)
     if batch.queues_deleted:  # while their messages are there, by which they are found
         _keys(transactions, statements.delete_payloads_of_queues, batch.queues_deleted)
         _keys(transactions, statements.delete_chunks_of_queues, batch.queues_deleted)
+        for queue in batch.queues_deleted:  # one after the other: two may have the last copies of one message
+            transactions.execute(statements.delete_payloads_of_copies, (queue, queue))
+            transactions.execute(statements.delete_chunks_of_copies, (queue, queue))
+            _keys(transactions, statements.delete_shares_of_queues, [queue])
 
 
 def _delete(batch: Batch, transactions: Transactions, statements: Statements) -> None:
     if batch.dequeues:
         _keys(transactions, statements.delete_messages, batch.dequeues)
+    if batch.unposted:
+        _keys(transactions, statements.delete_messages, batch.unposted)
+    if batch.unshared:
+        _keys(transactions, statements.delete_messages, [message for message, _ in batch.unshared])
     if batch.finished:
         _keys(transactions, statements.delete_branches, batch.finished)
     if batch.queues_deleted:
+        _keys(transactions, statements.delete_shares_of_queues, batch.queues_deleted)
         _keys(transactions, statements.delete_messages_of_queues, batch.queues_deleted)
         _keys(transactions, statements.delete_queues, batch.queues_deleted)
 

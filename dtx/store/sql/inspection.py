@@ -24,6 +24,7 @@ from dtx.store.sql.tables import (
     MESSAGE,
     METADATA,
     PAYLOAD,
+    SHARE,
     check_tables,
     count_of_openings,
     is_of_other_type,
@@ -252,19 +253,21 @@ def _faults(connection: Connection) -> Iterator[str]:
         of_other_type(CHUNKS.c.data, CHUNKS.c.number).label("of_other_type"),
         (func.abs(func.min(CHUNKS.c.number)) + func.abs(func.max(CHUNKS.c.number) + 1 - func.count())).label("missing"),
     )
+    shared = MESSAGE.outerjoin(SHARE, SHARE.c.message == MESSAGE.c.number)
+    stored_as = func.coalesce(SHARE.c.payload, MESSAGE.c.number)
     faults: list[tuple[FromClause, ColumnElement[bool], str]] = []
     for stored, key, is_of in (
         (payloads, PAYLOAD.c.message, MESSAGE.c.size <= CHUNK),
         (pieces, CHUNKS.c.message, MESSAGE.c.size > CHUNK),
     ):
         one = stored.group_by(key).subquery()
-        both = MESSAGE.outerjoin(one, one.c.message == MESSAGE.c.number)
+        both = shared.outerjoin(one, one.c.message == stored_as)
         faults.append((both, is_of & one.c.size.is_(None), "have no payload"))
         faults.append((both, is_of & (one.c.of_other_type > 0), "have a payload of another type"))
         faults.append((both, is_of & (one.c.size != MESSAGE.c.size), "have a payload of another size than is noted"))
         faults.append((both, is_of & (one.c.missing != 0), "lack a piece of their payload"))
     left = MESSAGE.c.size - CHUNKS.c.number * CHUNK
-    piece = MESSAGE.join(CHUNKS, CHUNKS.c.message == MESSAGE.c.number)
+    piece = shared.join(CHUNKS, CHUNKS.c.message == stored_as)
     of_size = func.length(CHUNKS.c.data) == case((left > CHUNK, CHUNK), else_=left)
     faults.append((piece, (MESSAGE.c.size > CHUNK) & ~of_size, "have a piece of another size than it should have"))
 
@@ -274,8 +277,14 @@ def _faults(connection: Connection) -> Iterator[str]:
         if found:
             yield f"{found} messages {what}"
 
-    orphans = PAYLOAD.outerjoin(MESSAGE, MESSAGE.c.number == PAYLOAD.c.message)
-    counted = select(func.count()).select_from(orphans).where(MESSAGE.c.number.is_(None))
-    found = int(connection.execute(counted).scalar_one())
-    if found:
-        yield f"{found} payloads are of no message"
+    of_one = PAYLOAD.outerjoin(MESSAGE, MESSAGE.c.number == PAYLOAD.c.message)
+    orphans = of_one.outerjoin(SHARE, SHARE.c.payload == PAYLOAD.c.message)
+    unused = MESSAGE.c.number.is_(None) & SHARE.c.message.is_(None)
+    not_there = SHARE.outerjoin(MESSAGE, MESSAGE.c.number == SHARE.c.message)
+    for of, condition, what in (
+        (orphans, unused, "payloads are of no message"),
+        (not_there, MESSAGE.c.number.is_(None), "shares of a payload are of no message"),
+    ):
+        found = int(connection.execute(select(func.count()).select_from(of).where(condition)).scalar_one())
+        if found:
+            yield f"{found} {what}"

@@ -27,11 +27,11 @@ from dtx.store.contract import (
     read_held_messages,
 )
 from dtx.store.sql.database import OPENING_FAILURES
-from dtx.store.sql.tables import BRANCH, FENCE, MESSAGE, QUEUE, RECORD, RESTORE, checked
+from dtx.store.sql.tables import BRANCH, FENCE, MESSAGE, QUEUE, RECORD, RESTORE, SHARE, checked
 from xa import Code, Xid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from sqlalchemy import Connection, Table
 
@@ -56,6 +56,7 @@ class RestoredFromSql:
         self.queues: Sequence[StoredQueue] = [StoredQueue(*row) for row in self._rows(QUEUE)]
         self.fences: Sequence[StoredFence] = [StoredFence(*row) for row in self._rows(FENCE)]
         self.records: Sequence[StoredRecord] = [StoredRecord(*row) for row in self._rows(RECORD)]
+        self.shares: Mapping[int, int] = dict(map(tuple, self._rows(SHARE)))
         self.branches: Sequence[StoredBranch] = list(self._read_branches())
         self._check_numbers(first_number)
 
@@ -70,7 +71,8 @@ class RestoredFromSql:
             (MESSAGE.c.number, MESSAGE.c.position),
         )
         kept: Sequence[Any] = (*self.queues, *self.records, *self.branches)
-        if max(number, position, *(one.number for one in kept)) >= first_number:
+        shared = max(self.shares.values(), default=0)
+        if max(number, position, shared, *(one.number for one in kept)) >= first_number:
             raise StoreDamaged(
                 f"the store was opened {first_number // NUMBERS_PER_OPENING - 1} times by its own count, and has "
                 f"numbers of a later opening: {RESTORE}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import bindparam, column, delete, func, insert, literal_column, select, update, values
 
 from dtx.store.contract import PENDING
-from dtx.store.sql.tables import BRANCH, CHUNKS, FENCE, MESSAGE, PAYLOAD, QUEUE, RECORD, is_of_other_type
+from dtx.store.sql.tables import BRANCH, CHUNKS, FENCE, MESSAGE, PAYLOAD, QUEUE, RECORD, SHARE, is_of_other_type
 
 if TYPE_CHECKING:
     from sqlalchemy import Column, ColumnElement, Delete, Dialect, Insert, Select, Table, Update
@@ -62,6 +62,7 @@ class Statements:
         self.insert_messages = self._insert(MESSAGE)
         self.insert_payloads = self._insert(PAYLOAD)
         self.insert_chunks = self._insert(CHUNKS)
+        self.insert_shares = self._insert(SHARE)
         self.insert_branches = self._insert(
             BRANCH, "number", "format_id", "gtrid", "bqual", "owner", "prepared_ms", "held"
         )
@@ -78,11 +79,18 @@ class Statements:
         self.delete_records = self._with_keys(delete(RECORD), RECORD.c.number)
         self.delete_fences = self._with_keys(delete(FENCE), FENCE.c.gtrid)
 
+        self.delete_shares = self._with_keys(delete(SHARE), SHARE.c.message)
+        self.delete_unshared_payloads = self._unshared(PAYLOAD.c.message)
+        self.delete_unshared_chunks = self._unshared(CHUNKS.c.message)
+
         standing = MESSAGE.c.position != literal_column(str(PENDING))
         self.delete_payloads_of_queues = self._of_queues(PAYLOAD.c.message, standing)
         self.delete_chunks_of_queues = self._of_queues(CHUNKS.c.message, standing)
         self.delete_messages_of_queues = self._with_keys(delete(MESSAGE).where(standing), MESSAGE.c.queue)
         self.delete_queues = self._with_keys(delete(QUEUE), QUEUE.c.number)
+        self.delete_payloads_of_copies = self._of_copies(PAYLOAD.c.message)
+        self.delete_chunks_of_copies = self._of_copies(CHUNKS.c.message)
+        self.delete_shares_of_queues = self._of_queues(SHARE.c.message, standing)
 
         payload: tuple[ColumnElement[Any], ...] = (PAYLOAD.c.message, PAYLOAD.c.data)
         if dialect.name == "sqlite":  # one row, in which the messages and their payloads stand in one order
@@ -112,6 +120,25 @@ class Statements:
 
     def _with_keys(self, statement: Delete | Select[Any], key: ColumnElement[int]) -> MultiRowStatement:
         return MultiRowStatement(statement.where(key.in_([bindparam("key")])), self._dialect, _KEY)
+
+    def _unshared(self, key: Column[int]) -> MultiRowStatement:
+        """Payloads with these numbers that no message shares any more."""
+        free = ~select(SHARE.c.message).where(SHARE.c.payload == key).exists()
+        return self._with_keys(delete(key.table).where(free), key)
+
+    def _of_copies(self, key: Column[int]) -> str:
+        """The payloads that only messages of one queue share, which is named twice."""
+
+        def copies(name: str, *, others: bool) -> Select[Any]:
+            share, message = SHARE.alias(f"{name}_share"), MESSAGE.alias(f"{name}_message")
+            of_queue = message.c.queue == bindparam(name)
+            both = share.join(message, message.c.number == share.c.message)
+            chosen = select(share.c.payload).select_from(both).where(~of_queue if others else of_queue)
+            return chosen.where(share.c.payload == key) if others else chosen
+
+        free = ~copies("other", others=True).exists()
+        statement = delete(key.table).where(key.in_(copies("own", others=False)), free)
+        return str(statement.compile(dialect=self._dialect))
 
     def _of_queues(self, key: Column[int], standing: ColumnElement[bool]) -> MultiRowStatement:
         messages = select(MESSAGE.c.number).where(standing, MESSAGE.c.queue.in_([bindparam("key")]))

@@ -27,7 +27,7 @@ from dtx.store.sql.reader import PayloadCache, Reader
 from dtx.store.sql.restoration import RestoredFromSql
 from dtx.store.sql.sqlite import SqliteDatabase
 from dtx.store.sql.statements import statements_for
-from dtx.store.sql.tables import CHUNKS, MESSAGE, META, METADATA, VERSION, check_tables, count_of_openings
+from dtx.store.sql.tables import CHUNKS, MESSAGE, META, METADATA, SHARE, VERSION, check_tables, count_of_openings
 from dtx.store.sql.writer import Writer
 from xa.sql.errors import explained, is_of_one_place
 
@@ -139,6 +139,16 @@ class SqlStore:
             raise StoreError("this store is not open")
         return self._opened
 
+    @property
+    def promised(self) -> int:
+        """Octets that are kept free for commits of prepared branches."""
+        return 0 if self._opened is None else self._opened.writer.promised
+
+    @promised.setter
+    def promised(self, octets: int) -> None:
+        if self._opened is not None:
+            self._opened.writer.promised = octets
+
     def submit(self, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
         if self._opened is None:
             raise StoreError("this store is not open")
@@ -248,8 +258,9 @@ def open_database(url: str, lease_s: float = LEASE_S) -> Database:
 def _drop_unfinished(connection: Connection) -> None:
     """Deletes pieces of messages that never came to be, those that can be read."""
     try:
+        unused = CHUNKS.c.message.not_in(select(MESSAGE.c.number)), CHUNKS.c.message.not_in(select(SHARE.c.payload))
         with connection.begin_nested():
-            connection.execute(delete(CHUNKS).where(CHUNKS.c.message.not_in(select(MESSAGE.c.number))))
+            connection.execute(delete(CHUNKS).where(*unused))
     except DBAPIError as error:
         if not is_of_one_place(error):
             raise

@@ -5,6 +5,8 @@
   dtx_message(number, queue, position, size, delivery_count, expires_ms, due_ms, group_id)
   dtx_payload(message, data)                  of a message of at most CHUNK octets
   dtx_chunk(message, number, data)            pieces of a larger one
+  dtx_share(message, payload)                 of a message that shares its payload with others: the number under which
+                                              that is stored, in dtx_payload or dtx_chunk, and which no message has
   dtx_branch(number, format_id, gtrid, bqual, owner, prepared_ms, held, outcome, completed_ms)
                                               held: its messages (`dtx.store.contract.read_held_messages`)
   dtx_fence(gtrid, owner, fenced_ms)
@@ -12,8 +14,9 @@
   dtx_lease(epoch, holder, until_s)           one row, in PostgreSQL only: `dtx.store.sql.lease`. The epoch is that of
                                               dtx_meta (`openings`)
 
-Facts and payloads are apart, so that a start reads facts only. A message stands in its queue if and only if
-its position is not PENDING; a branch is prepared if and only if its outcome is NULL.
+Facts and payloads are apart, so that a start reads facts only. A payload that is shared is there as long as dtx_share
+has a row with its number: the rows are the count. A message stands in its queue if and only if its position is not
+PENDING; a branch is prepared if and only if its outcome is NULL.
 
 The version is looked at before anything else is read or made (`check_tables`); another one is refused.
 """
@@ -26,6 +29,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Double,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -102,6 +106,13 @@ MESSAGE: Final = Table(
 PAYLOAD: Final = Table("dtx_payload", METADATA, _key("message"), Column("data", LargeBinary, nullable=False))
 CHUNKS: Final = Table(
     "dtx_chunk", METADATA, _key("message"), _key("number"), Column("data", LargeBinary, nullable=False)
+)
+SHARE: Final = Table(
+    "dtx_share",
+    METADATA,
+    _key("message"),
+    _number("payload", None),
+    Index("dtx_share_payload", "payload"),
 )
 BRANCH: Final = Table(
     "dtx_branch",

@@ -74,6 +74,8 @@ class Writer:
         self._clock = time.monotonic
         self._pace = ForcePace(self._clock)
 
+        self.promised = 0
+        """Octets that are kept free for commits of prepared branches."""
         self._at_work = threading.Lock()
         """Held by the thread that uses the connection."""
         self._closed = False
@@ -228,7 +230,7 @@ class Writer:
             del group[:1]
 
     def _has_room(self, octets: int) -> bool:
-        return not self._space.tight and self._space.has_room(octets)
+        return not self._space.tight and self._space.has_room(octets + self.promised if octets else 0)
 
     def _write_what_frees(self, group: list[Submitted], full: StoreFull) -> None:
         """Refuses what takes space, and carries out the rest; answers all in their order."""
@@ -353,7 +355,7 @@ class Writer:
 
 
 def _drops_payloads(batch: Batch) -> bool:
-    return bool(batch.dequeues or batch.queues_deleted)
+    return bool(batch.dequeues or batch.unshared or batch.queues_deleted)
 
 
 def _size(batches: Iterable[Batch]) -> tuple[int, int]:

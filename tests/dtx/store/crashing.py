@@ -38,8 +38,10 @@ def _posted(first: int) -> Batch:
 
 def _prepared(first: int) -> Batch:
     batch = Batch()
-    batch.enqueue(first + 3, OTHER, PENDING, b"3")
-    batch.prepare(first + BRANCH, XID, "me", 1, enqueues=[first + 3], dequeues=[(first + 1, b"")])
+    for number in (3, 4):
+        batch.enqueue(first + number, OTHER, PENDING, b"%d" % number)
+    posted = [first + 3, first + 4]
+    batch.prepare(first + BRANCH, XID, "me", 1, enqueues=posted, dequeues=[(first + 1, b"")])
     return batch
 
 
@@ -48,10 +50,25 @@ def _committed(first: int) -> Batch:
     batch.finish(first + BRANCH)
     batch.dequeue(first + 1, 1)
     batch.place(first + 3, OTHER, first + 9, 0)
+    batch.unpost(first + 4)
+    for number in (5, 6):
+        batch.copy(first + number, first + 4, QUEUE, first + number, 1)
     return batch
 
 
-WORK: Final[tuple[Callable[[int], Batch], ...]] = (_posted, _prepared, _committed)
+def _consumed(first: int) -> Batch:
+    batch = Batch()
+    batch.dequeue_copy(first + 5, first + 4)
+    return batch
+
+
+def _emptied(first: int) -> Batch:
+    batch = Batch()
+    batch.dequeue_copy(first + 6, first + 4)
+    return batch
+
+
+WORK: Final[tuple[Callable[[int], Batch], ...]] = (_posted, _prepared, _committed, _consumed, _emptied)
 
 
 def say(*words: object) -> None:

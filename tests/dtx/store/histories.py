@@ -16,6 +16,9 @@ class History:
         self._next = first
         self._queues: list[int] = []
         self._standing: dict[int, tuple[int, int]] = {}
+        self._shares: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        """Of the messages that were ever posted."""
         self._branches: dict[int, tuple[list[int], list[int]]] = {}
         self._completed: list[int] = []
         self._gtrids = [bytes((octet,)) * 3 for octet in range(4)]
@@ -53,6 +56,7 @@ class History:
         payload = self._dice.randbytes(size)
         batch.enqueue(message, queue, position, payload, self._number(), due_ms=due_ms, group=group)
         self._standing[message] = queue, size
+        self.sizes[message] = size
         return message
 
     def _enqueue(self, batch: Batch) -> None:
@@ -65,8 +69,23 @@ class History:
     def _dequeue(self, batch: Batch) -> None:
         free = self._free()
         if free:
-            message = self._dice.choice(free)
-            batch.dequeue(message, self._standing.pop(message)[1])
+            self._retire(batch, self._dice.choice(free))
+
+    def _retire(self, batch: Batch, message: int) -> None:
+        size = self._standing.pop(message, (0, CHUNK + 1))[1]
+        if message in self._shares:
+            batch.dequeue_copy(message, self._shares[message])
+        else:
+            batch.dequeue(message, size)
+
+    def _publish(self, batch: Batch, message: int) -> None:
+        """A posted message goes to some queues."""
+        batch.unpost(message)
+        for queue in self._dice.sample(self._queues, self._dice.randint(1, len(self._queues))):
+            copy = self._number()
+            batch.copy(copy, message, queue, copy, self.sizes[message], due_ms=self._dice.choice([0, 5]))
+            self._standing[copy] = queue, self.sizes[message]
+            self._shares[copy] = message
 
     def _place(self, batch: Batch) -> None:
         free = self._free()
@@ -93,15 +112,17 @@ class History:
         posted, retired = self._branches.pop(branch)
         commits = self._dice.random() < 0.6
         for message in posted:
-            if commits and self._queues:
+            if commits and self._queues and self._dice.random() < 0.5:
+                self._publish(batch, message)
+            elif commits and self._queues:
                 queue = self._dice.choice(self._queues)
                 batch.place(message, queue, self._number(), 0)
-                self._standing[message] = queue, CHUNK + 1
+                self._standing[message] = queue, self.sizes[message]
             else:
                 batch.dequeue(message, CHUNK + 1)
         if commits:
             for message in retired:
-                batch.dequeue(message, self._standing.pop(message, (0, CHUNK + 1))[1])
+                self._retire(batch, message)
 
     def _finish(self, batch: Batch) -> None:
         if self._branches:

@@ -158,4 +158,4 @@ def state(restored: Restored) -> tuple[Any, ...]:
     messages: list[StoredMessage] = list(restored.messages())
     fences = sorted((fence.gtrid, fence.owner, fence.fenced_ms) for fence in restored.fences)
     queues = sorted((queue.number, queue.name, queue.settings) for queue in restored.queues)
-    return queues, messages, list(restored.branches), fences
+    return queues, messages, list(restored.branches), fences, dict(restored.shares)

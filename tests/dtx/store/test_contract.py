@@ -39,7 +39,7 @@ def test_a_new_store_is_empty_and_its_numbers_are_fresh_at_every_opening(place: 
         batch.delete_queue(5)
     opened.keep(Batch())
     again = place.open()
-    assert state(again.restored) == ([], [], [], [])
+    assert state(again.restored) == ([], [], [], [], {})
     assert again.first - opened.first == NUMBERS_PER_OPENING
 
 
@@ -121,6 +121,79 @@ def test_messages_move_with_their_payloads_and_come_by_queue_and_position(place:
         StoredMessage(1, 9, 13, 7, 3, 0),
     ]
     assert again.fetch(1, 5) == {1: b"payload"}
+
+
+def publish(batch: Batch, size: int, *queues: int) -> None:
+    """A message 20 that a branch has posted goes to these queues, as 21 and so on."""
+    batch.unpost(20)
+    for number, queue in enumerate(queues, 21):
+        batch.copy(number, 20, queue, number, size, expires_ms=7, due_ms=8, group="g")
+
+
+@pytest.mark.parametrize("size", [5, CHUNK + 3])
+@pytest.mark.parametrize("prepared", [True, False])
+def test_copies_share_one_payload_that_goes_with_the_last_of_them(place: Place, size: int, *, prepared: bool) -> None:
+    opened, payload = place.open(), b"x" * size
+    with opened.batch() as batch:
+        for queue in (1, 2, 3):
+            batch.create_queue(queue, f"queue {queue}")
+        if prepared:
+            batch.enqueue(20, 9, PENDING, payload)
+            batch.prepare(100, XID, "me", 1, enqueues=[20])
+    with opened.batch() as batch:
+        if prepared:
+            batch.finish(100)
+        else:
+            batch.enqueue(20, 9, PENDING, payload)
+        publish(batch, size, 1, 2, 3)
+
+    def there(opened: Opened) -> bool:
+        if size > CHUNK:
+            return opened.fetch_chunk(20, 1) is not None
+        return opened.fetch(20) == {20: payload}
+
+    again = place.open()
+    assert list(again.restored.messages()) == [
+        StoredMessage(20 + queue, queue, 20 + queue, size, 0, 7, 8, "g") for queue in (1, 2, 3)
+    ]
+    assert again.restored.shares == {21: 20, 22: 20, 23: 20}
+    assert there(again)
+
+    with again.batch() as batch:
+        batch.dequeue_copy(21, 20)
+        batch.place(22, 1, 30, 1)  # a dead letter keeps its payload
+    again = place.open()
+    assert again.restored.shares == {22: 20, 23: 20}
+    assert there(again)
+    with again.batch() as batch:
+        batch.delete_queue(3)
+    again = place.open()
+    assert again.restored.shares == {22: 20}
+    assert there(again)
+    with again.batch() as batch:
+        batch.dequeue_copy(22, 20)
+    again = place.open()
+    assert again.restored.shares == {}
+    assert not list(again.restored.messages())
+    assert not there(again)
+
+
+def test_copies_go_together_with_their_queues(place: Place) -> None:
+    """One in a queue that is deleted, one that is dequeued in the same force, and one in another such queue."""
+    opened = place.open()
+    with opened.batch() as batch:
+        for queue in (1, 2, 3):
+            batch.create_queue(queue, f"queue {queue}")
+        batch.enqueue(20, 9, PENDING, b"hello")
+        publish(batch, 5, 1, 2, 3)
+    batches = [Batch() for _ in range(3)]
+    batches[0].delete_queue(1)
+    batches[1].dequeue_copy(22, 20)
+    batches[2].delete_queue(3)
+    opened.keep(*batches)
+    again = place.open()
+    assert state(again.restored)[1:] == ([], [], [], {})
+    assert again.fetch(20) == {}
 
 
 def prepare(batch: Batch) -> None:
@@ -333,5 +406,12 @@ def test_batches_that_share_a_force_end_where_they_would_one_by_one(sql_place: P
             simple.keep(batch)
         restored, expected = sql_place.open(), reference.open()
         assert state(restored.restored) == state(expected.restored)
-        small = [facts.number for facts in expected.restored.messages() if facts.size <= CHUNK]
+        shares = expected.restored.shares
+        payloads = [(shares.get(one.number, one.number), one.size) for one in expected.restored.messages()]
+        small = {number for number, size in payloads if size <= CHUNK}
         assert restored.fetch(*small) == expected.fetch(*small)
+        assert small == restored.fetch(*small).keys()
+        for number in {number for number, size in payloads if size > CHUNK}:
+            assert restored.fetch_chunk(number, 1) == expected.fetch_chunk(number, 1) is not None
+        gone = [number for number, size in history.sizes.items() if size <= CHUNK and number not in small]
+        assert restored.fetch(*gone) == expected.fetch(*gone)
