@@ -169,7 +169,9 @@ class Link:
             self.rcv_settle_mode = attach.rcv_settle_mode
 
     def received_detach(self) -> None:
-        """The peer detached it."""
+        """The peer detached it; perhaps before its attach was answered."""
+        if self.state is LinkState.ATTACH_RCVD:
+            self.attach(None, None)
         self.state = advance(LINK, self.state, LinkVerb.RECEIVE_DETACH)
 
     def lose(self) -> None:

@@ -395,9 +395,9 @@ class Session:
 
         if flow.handle is not None:
             link = self._link(flow.handle)
-            if link.attached:
+            if link.attached or link.state is LinkState.ATTACH_RCVD:
                 link.received_flow(flow)
-                if isinstance(link, SenderLink):
+                if isinstance(link, SenderLink) and link.attached:
                     self._line_up(link)
                 events.append(LinkFlow(link, flow.properties))  # type: ignore[arg-type] # it is one of the two
                 if flow.echo:

@@ -197,6 +197,7 @@ _LINK_ROWS: Final = (
     Row(_LV.SEND_DETACH, OK, (_L.DETACH_RCVD,), _L.GONE, "2.6.6"),
     Row(_LV.RECEIVE_DETACH, OK, (_L.ATTACHED, _L.FAILED), _L.DETACH_RCVD, "2.6.6"),
     Row(_LV.RECEIVE_DETACH, OK, (_L.DETACH_SENT,), _L.GONE, "2.6.6"),
+    Row(_LV.RECEIVE_OTHER, OK, (_L.ATTACH_RCVD,), _L.ATTACH_RCVD, "design: an answer may wait for the store"),
     Row(_LV.RECEIVE_OTHER, OK, (_L.ATTACHED,), _L.ATTACHED, "2.6.7"),
     Row(_LV.RECEIVE_OTHER, OK, (_L.DETACH_SENT,), _L.DETACH_SENT, "2.6.5"),
     Row(_LV.RECEIVE_OTHER, OK, (_L.FAILED,), _L.FAILED, "2.6.5"),

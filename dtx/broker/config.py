@@ -6,6 +6,7 @@
     [broker.limits]                              those of Limits
     [broker.queue_defaults]                      those of QueueSettings
     [broker.queues.orders]                       the same, for one queue
+    [broker.topics."prices.#"]                   those of TopicSettings, for the topics that the pattern fits
     [broker.permissions.NAME]                    those of Rule
 
 `configured_values` lists every setting by its name in the file, without `broker.` in front, with its value as text and
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.broker.access.permissions import Permissions
-from dtx.broker.settings import Limits, QueueSettings, Settings, WhenFull
+from dtx.broker.settings import Limits, QueueSettings, Settings, TopicSettings, WhenFull
 from xa.configuration import (
     DEFAULT,
     FILE,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LISTEN: Final = "127.0.0.1:5672"
 DEFAULT_STORE: Final = "sqlite:///xabridge-broker.db"
-TABLES: Final = ("limits", "queue_defaults", "queues", "permissions")
+TABLES: Final = ("limits", "queue_defaults", "queues", "topics", "permissions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> BrokerConfig:
         limits=section.table("limits").read(Limits),
         queues={name: _queue(queue, defaults) for name, queue in section.table("queues").tables()},
         queue_defaults=defaults,
+        topics={pattern: topic.read(TopicSettings) for pattern, topic in section.table("topics").tables()},
     )
     config = section.read(
         BrokerConfig,
@@ -161,6 +163,8 @@ def configured_values(config: BrokerConfig) -> list[Value]:
     ]
     for name, queue in settings.queues.items():
         found += _of_a_queue(values_of(queue, origins, f"queues.{name}."), origins)
+    for pattern, topic in settings.topics.items():
+        found += values_of(topic, origins, f"topics.{pattern}.")
     return sorted(found)
 
 

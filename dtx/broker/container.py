@@ -27,7 +27,7 @@ from dtx.broker.transactions.fences import Fences
 from dtx.broker.transactions.two_phase_commit import TwoPhaseCommit
 from dtx.protocol.addresses import DYNAMIC
 from dtx.protocol.conditions import Refusal, refused
-from dtx.store.contract import StoreDamaged
+from dtx.store.contract import StoreDamaged, StoreError
 from xa import Code
 from xa.printable import printable
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dtx.broker.settings import Settings
     from dtx.broker.transactional_resource import Clock
     from dtx.broker.transactions.txn_ids import TxnIds
-    from dtx.store.contract import MessageStore, Restored, StoreError
+    from dtx.store.contract import MessageStore, Restored
 
 
 CONTINUING_S: Final = 0.002
@@ -145,6 +145,7 @@ class Container:
         self.registry = Registry(self.resource)
         self.two_phase = TwoPhaseCommit(self.resource, self.registry)
         self.fences = Fences(self.resource, self.registry)
+        self.resource.topics.holds = self.registry.holds
         self.coordination = DtxCoordination(self.registry, self.two_phase, self.fences, permissions)
         self.outside = NoTransaction(self.resource)
         self.conditions = ConditionWatch(self.resource, self.registry)
@@ -176,6 +177,11 @@ class Container:
             self.restore(restored)
         except BaseException:
             self.resource.store.close()  # otherwise it stays locked as long as this process lives
+            raise
+        try:
+            self.resource.end_subscriptions()
+        except StoreError:
+            self.resource.store.close()
             raise
         self.resource.make_configured()
         self.accounts.look()

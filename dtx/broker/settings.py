@@ -110,6 +110,41 @@ class QueueSettings:
     ordered_groups: bool = setting(True, FLAG, "the messages of one group-id go to one consumer at a time")
 
 
+class Unrouted(StrEnum):
+    """What happens to a message for a topic that has no subscription."""
+
+    DROP = "drop"
+    """It is dropped, and counted."""
+    REJECT = "reject"
+    """It is refused."""
+
+
+class WhenSubscriptionFull(StrEnum):
+    """What happens to a message for a topic where one of its subscriptions has no room for it."""
+
+    REFUSE = "refuse"
+    """It is refused, and no subscription gets it."""
+    DROP = "drop"
+    """The others get it, and it is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """How a topic treats its messages."""
+
+    unrouted: Unrouted = setting(
+        Unrouted.DROP,
+        member(Unrouted),
+        'what happens to a message for which there is no subscription: `"drop"` and count it, or `"reject"` it',
+    )
+    when_subscription_full: WhenSubscriptionFull = setting(
+        WhenSubscriptionFull.REFUSE,
+        member(WhenSubscriptionFull),
+        'what happens to a message for which a subscription has no room: `"refuse"` it, or `"drop"` it for that '
+        "subscription and count it",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The resource's settings. Times in seconds; 0 is never where a time may be left out."""
@@ -119,6 +154,9 @@ class Settings:
     queues: dict[str, QueueSettings] = field(default_factory=dict)
     """Queues that are made at the start, and have settings of their own."""
     queue_defaults: QueueSettings = field(default_factory=QueueSettings)
+    topics: dict[str, TopicSettings] = field(default_factory=dict)
+    """By patterns of their names: which addresses without the prefix `topic:` are topics too, and what holds for
+    these."""
     create_on_demand: bool = setting(True, FLAG, "a queue is made when somebody first uses it")
     idle_timeout_s: float = setting(60.0, TIME, "a peer that says nothing for so long is given up")
     handshake_s: float = setting(15.0, TIME, "how long a peer may take to authenticate and to open its connection")

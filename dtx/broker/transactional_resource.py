@@ -24,6 +24,7 @@ from dtx.broker.queues.outcomes import FailureReasons
 from dtx.broker.queues.payloads import Payloads
 from dtx.broker.queues.queue import Queue
 from dtx.broker.queues.removals import AutomaticRemoval
+from dtx.broker.queues.topics import Topic, Topics, check_topic, restored_subscription, subscription_address
 from dtx.broker.settings import QueueSettings, Settings, WhenFull
 from dtx.broker.timer_queue import Timer, TimerQueue
 from dtx.protocol.addresses import RESERVED
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.broker.queues.outcomes import Outcome
+    from dtx.broker.queues.topics import Subscription
     from dtx.broker.timer_queue import Timer
-    from dtx.store.contract import MessageStore, Restored
+    from dtx.store.contract import MessageStore, Restored, StoredQueue
     from xa import Xid
 
 LOG: Final = logging.getLogger("xabridge.broker")
@@ -101,7 +103,7 @@ class GroupCommit:
         batch = self.batch
         return not (
             self.posts or self.retired or batch.dequeues or batch.placements or batch.queues or batch.fences
-        ) and not (batch.chunks or batch.finished or batch.records or batch.queues_deleted)
+        ) and not (batch.chunks or batch.finished or batch.records or batch.queues_deleted or batch.unshared)
 
 
 class TransactionalResource:
@@ -152,10 +154,19 @@ class TransactionalResource:
         self.payloads = Payloads(store, self.stop, self.set_aside, self.settle)
         self._owed: list[tuple[int, int]] = []
         """Messages that are gone, and could not be deleted from a store that took nothing."""
+        self._owed_copies: list[tuple[int, int]] = []
+        """Those of them that share a payload, with its number."""
         self._owed_answers: list[Callable[[Refusal | None], None]] = []
         """The answers that wait until such a message is deleted from a store that takes nothing now."""
         self._origins: dict[int, Origin] = {}
         """Those of the store, until their messages are restored."""
+        self.topics = Topics(
+            settings.topics,
+            number=self.number,
+            submit=self.submit,
+            drop=self._drop_subscription,
+            promise=self._promise,
+        )
         self._unstored: dict[int, Queue] = {}
         """Queues that may not be stored yet: every batch has them, as it may bring messages of theirs, and an earlier
         one that had them may be refused."""
@@ -166,7 +177,7 @@ class TransactionalResource:
         (`restore_messages`)."""
         self._number = self.store.first_number
         for stored in restored.queues:
-            self._make(stored.number, stored.name)
+            self._restore_queue(stored)
         by_number = {queue.number: queue for queue in self.queues.values()}
         for record in restored.records:
             if record.kind == PAUSED and record.number in by_number:
@@ -204,7 +215,44 @@ class TransactionalResource:
         for queue in self.queues.values():
             if self._origins or queue.for_dead_letters:
                 queue.restore_dead_letters(self._origins)
+        if restored.shares:
+            for entry in (entry for queue in self.queues.values() for entry in queue):
+                entry.source = restored.shares.get(entry.number, entry.number)
         return found
+
+    def _restore_queue(self, stored: StoredQueue) -> None:
+        """A queue, a topic or a subscription."""
+        subscription = restored_subscription(stored.name, stored.settings) if stored.settings else None
+        if stored.settings and subscription is None:
+            self.topics.make(stored.number, stored.name, self)
+            self._lasting += 1
+            return
+        queue = self._make(stored.number, stored.name)
+        if subscription is not None:
+            self.topics.stands(queue, subscription)
+
+    def end_subscriptions(self) -> None:
+        """Those that do not last end, because their connections did. RefusedError: a queue that has messages is a topic
+        by the configuration; one without any is gone."""
+        for queue in tuple(self.queues.values()):
+            subscription = queue.subscription
+            if subscription is not None and not subscription.durable:
+                self.topics.unsubscribe(queue)
+            elif subscription is None and queue.lasting and self.topics.address(queue.name) is not None:
+                self._end_queue(queue)
+
+    def _end_queue(self, queue: Queue) -> None:
+        counters = queue.counters
+        if queue.depth or counters.pending:
+            message = (
+                f"the queue {queue.name!r} has {queue.depth + counters.pending} messages, and is a topic by the "
+                "configuration (broker.topics): empty and delete it first"
+            )
+            raise StoreError(message)
+        batch = Batch()
+        queue.write_deletion(batch)
+        self.drop_lasting(queue)
+        self.submit(batch, lambda _: None)
 
     def restore_origin(self, entry: Entry) -> None:
         """A message that a prepared branch posts gets its origin, if it is a dead letter."""
@@ -219,7 +267,7 @@ class TransactionalResource:
     def make_configured(self) -> None:
         """The queues that the settings name."""
         for name in self.settings.queues:
-            if name not in self.queues:
+            if name not in self.queues and subscription_address(name) is None:
                 self.create(name)
 
     # -- numbers and time
@@ -257,9 +305,12 @@ class TransactionalResource:
         for number, size in self._owed:
             self.turn.batch.dequeue(number, size)
         self._owed.clear()
+        self.turn.batch.unshared += self._owed_copies
+        self._owed_copies.clear()
         self.turn.retired += self._owed_answers
         self._owed_answers.clear()
         self._tell_queues(self.turn.batch)
+        self.topics.go_on()
         self.settle()
         due_in = self.timers.next_in(now)
         return min(1.0, 1.0 if due_in is None else due_in, self.next_due_in())
@@ -312,12 +363,71 @@ class TransactionalResource:
 
     def create(self, name: str) -> Queue:
         """A new lasting queue."""
-        if self._lasting >= self.limits.queues:
-            raise refused(Code.XAER_RMERR, f"there are {self._lasting} queues", condition=Condition.RESOURCE_LIMIT)
+        self._check_count()
         queue = self._make(self.number(), name)
         self._unstored[queue.number] = queue
-        self.turn.batch.create_queue(queue.number, name)
+        queue.write(self.turn.batch)
         return queue
+
+    def _check_count(self) -> None:
+        if self._lasting >= self.limits.queues:
+            raise refused(Code.XAER_RMERR, f"there are {self._lasting} queues", condition=Condition.RESOURCE_LIMIT)
+
+    def find_topic(self, name: str) -> Queue:
+        """The topic with this address, made on demand where the settings say so; RefusedError when there is none."""
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic
+        check_topic(name)
+        if not self.settings.create_on_demand:
+            raise refused(Code.XAER_NOTA, f"there is no topic {name!r}")
+        self._check_count()
+        topic = self.topics.make(self.number(), name, self)
+        self._lasting += 1
+        self._unstored[topic.number] = topic
+        topic.write(self.turn.batch)
+        return topic
+
+    def subscribe(self, name: str, subscription: Subscription) -> Queue:
+        """The subscription whose queue is to have this name, made where there is none. RefusedError: there is another
+        one with this name."""
+        queue = self.queues.get(name)
+        if queue is not None:
+            _check_same(queue, subscription)
+            return queue
+        if name in self.topics.deleting:
+            message = f"the subscription {name!r} is being deleted: try again"
+            raise refused(Code.XAER_PROTO, message, condition=Condition.RESOURCE_LOCKED)
+        self._check_count()
+        if self._names_dead_letters(name):
+            raise refused(Code.XAER_INVAL, f"{name!r} is a queue of dead letters by its name: name it otherwise")
+        queue = self._make(self.number(), name)
+        self.topics.stands(queue, subscription)
+        self._unstored[queue.number] = queue
+        queue.write(self.turn.batch)
+        return queue
+
+    def is_subscription(self, address: str) -> bool:
+        """Whether an address is that of a subscription, and not of its dead letters, which is to be there or not."""
+        queue = self.queues.get(address)
+        if queue is not None:
+            return queue.subscription is not None
+        return subscription_address(address) is not None and not self._names_dead_letters(address)
+
+    def _names_dead_letters(self, name: str) -> bool:
+        before, star, behind = self.settings.queues.get(name, self.settings.queue_defaults).dead_letter.partition("*")
+        return name.startswith(before) and name.endswith(behind) if star else name in self._dead_letter_queues
+
+    def is_stored(self, queue: Queue) -> bool:
+        """Whether the store is known to have a queue that lasts."""
+        return queue.number not in self._unstored
+
+    def when_stored(self, queue: Queue, done: Callable[[NotStored | None], None]) -> bool:
+        """Calls `done` when a queue is stored, or can't be; False: it is."""
+        if self.is_stored(queue):
+            return False
+        self.submit(Batch(), done)
+        return True
 
     def find(self, name: str) -> Queue:
         """The queue `name`, made on demand where the settings say so; RefusedError when there is none."""
@@ -326,6 +436,8 @@ class TransactionalResource:
             return queue
         if not self.settings.create_on_demand or name.startswith(RESERVED):
             raise refused(Code.XAER_NOTA, f"there is no queue {name!r}")
+        if self.is_subscription(name):
+            raise refused(Code.XAER_NOTA, f"there is no subscription {name!r}")
         if not name or len(name) > MAX_NAME or not name.isprintable():
             raise refused(Code.XAER_INVAL, f"a queue's name has 1 to {MAX_NAME} printable characters")
         return self.create(name)
@@ -353,6 +465,13 @@ class TransactionalResource:
             del self.queues[queue.name]
             self._lasting -= 1
         queue.delete()
+
+    def _drop_subscription(self, queue: Queue) -> None:
+        self.forget_unstored(queue)
+        self.drop_lasting(queue)
+
+    def _promise(self, octets: int) -> None:
+        self.store.promised += octets
 
     def takes_dead_letters(self, queue: Queue) -> bool:
         """Whether the settings make `queue` one of dead letters, by its name or by the pattern that it fits. A
@@ -401,6 +520,10 @@ class TransactionalResource:
     def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> None:
         """Posts a message; it becomes available, and `answer` is called, when it is durable."""
         turn = self.turn
+        queue = entry.queue
+        if type(queue) is Topic:
+            self._publish(queue, entry, answer)
+            return
         entry.queue.take_place(entry)
         if entry.queue.lasting:
             entry.queue.expect(entry)
@@ -411,6 +534,21 @@ class TransactionalResource:
             return
         entry.queue.append(entry)
         if answer is not None:
+            answer(None)
+
+    def _publish(self, topic: Topic, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> None:
+        turn = self.turn
+        topic.expect(entry)
+        copies = topic.write_copies(turn.batch, entry, stored=False)
+        topic.expect_no_more(entry)
+        for copy in copies:
+            copy.queue.expect(copy)
+        turn.posts += copies
+        if answer is None:
+            return
+        if copies:
+            turn.answers.append(answer)
+        else:
             answer(None)
 
     def retire(self, entry: Entry, outcome: Outcome, answer: Callable[[Refusal | None], None] | None) -> None:
@@ -442,7 +580,7 @@ class TransactionalResource:
             done(piece)
             self.settle()
 
-        self.store.fetch_chunk(entry.number, number, fetched)
+        self.store.fetch_chunk(entry.source, number, fetched)
 
     def fetch_message(
         self, entry: Entry, done: Callable[[bytes | None], None], is_wanted: Callable[[], bool] = lambda: True
@@ -520,7 +658,7 @@ class TransactionalResource:
 
     def _tell_queues(self, batch: Batch) -> None:
         for queue in self._unstored.values():
-            batch.create_queue(queue.number, queue.name)
+            queue.write(batch)
 
     def _submit_turn(self) -> None:
         turn = self.turn
@@ -536,7 +674,10 @@ class TransactionalResource:
                 queue = entry.queue
                 queue.expect_no_more(entry)
                 entry.payload = None
-                queue.append(entry)
+                if queue.deleted:  # a subscription waits for no posts
+                    entry.state = State.GONE
+                else:
+                    queue.append(entry)
         else:
             refusal = not_stored(error, Code.XAER_RMERR)
             for entry in turn.posts:
@@ -545,6 +686,7 @@ class TransactionalResource:
                 entry.payload = None
             chunked = set(turn.batch.chunked_dequeues)
             self._owed += [(number, CHUNK + (number in chunked)) for number in turn.batch.dequeues]
+            self._owed_copies += turn.batch.unshared
             if not isinstance(error, StoreRefused):
                 self._owed_answers += turn.retired
                 turn.retired = []
@@ -576,6 +718,21 @@ class TransactionalResource:
         self.removals.go_on()
         self.payloads.send()
         self._submit_turn()
+
+
+def _check_same(queue: Queue, subscription: Subscription) -> None:
+    known = queue.subscription
+    if known is None:
+        raise refused(Code.XAER_INVAL, f"{queue.name!r} is a queue, and no subscription")
+    if known.shared is not subscription.shared:
+        how = "is shared" if known.shared else "is for one consumer"
+        raise refused(Code.XAER_INVAL, f"the subscription {queue.name!r} {how}", condition=Condition.NOT_ALLOWED)
+    if known.selector != subscription.selector:
+        message = (
+            f"the subscription {queue.name!r} has the selector {str(known.selector or '')!r}, and not "
+            f"{str(subscription.selector or '')!r}: delete it first"
+        )
+        raise refused(Code.XAER_INVAL, message, condition=Condition.NOT_ALLOWED)
 
 
 def changed_settings(settings: QueueSettings, details: dict[str, Any]) -> QueueSettings:

@@ -20,6 +20,11 @@ OUTCOMES_OF_ROLLBACK: Final = "xabridge:outcomes-of-rollback"
 released, or modified without undeliverable-here. Without it a rollback counts as a delivery in vain. The annotation
 `x-opt-retry-apart` of such a modified, true, goes with the next deliveries as a delivery annotation."""
 
+TOPICS: Final = "xabridge:topics"
+"""Ours: an address that begins with `topic:` is a topic, and one with a name behind `::` a subscription."""
+SHARED_SUBSCRIPTIONS: Final = "SHARED-SUBS"
+"""Several consumers may have one subscription: the name that the mapping of JMS has for it."""
+
 CONTROL_OUTCOMES: Final = ("amqp:accepted:list", "amqp:rejected:list")
 """What the source of a control link tells as its outcomes: a refusal is then a rejected message and leaves
 the link as it is. `declared` and `xa-result` come as well: they stand for success."""

@@ -2,8 +2,9 @@
 
 The terminus decides: the coordinator, an address of the resource's own, a dynamic node, a branch to read, or a queue.
 What the answer echoes of the peer's terminus is honoured. Everything else is left out of the answer, or refused by its
-name where the peer could not work without it (topics, shared and durable subscriptions, resumed deliveries, nodes and
-termini that outlive their links).
+name where the peer could not work without it (resumed deliveries, nodes and termini that outlive their links).
+
+Topics and subscriptions are in `subscribing`.
 """
 
 from __future__ import annotations
@@ -21,18 +22,32 @@ from dtx.broker.access.permissions import Action
 from dtx.broker.endpoint.browsers import BranchBrowser, DepthLink, QueueBrowser
 from dtx.broker.endpoint.control_link import ALL_CAPABILITIES, PLAIN_CAPABILITIES, ControlLink
 from dtx.broker.endpoint.incoming_link import IncomingLink
-from dtx.broker.endpoint.link import SendingLink, error_of, refusal_of
+from dtx.broker.endpoint.link import SendingLink, check_permission, error_of, refusal_of
 from dtx.broker.endpoint.outgoing_link import OutgoingLink
 from dtx.broker.endpoint.request_links import CommandLink, ManagementLink
 from dtx.broker.endpoint.selecting_link import SelectingLink
+from dtx.broker.endpoint.subscribing import (
+    GLOBAL,
+    NEVER,
+    SHARED,
+    TOPIC_CAPABILITY,
+    SubscriptionLink,
+    answer_when_stored,
+    check_subscriber,
+    subscribe,
+    subscription_at,
+    subscription_of_link,
+)
 from dtx.broker.queues.outcomes import OUTCOMES, read_state
 from dtx.broker.queues.selector import SelectorError, selector_of
+from dtx.broker.queues.topics import Topic
 from dtx.broker.transactions.demarcation import unauthorized
 from dtx.protocol.addresses import COORDINATION, DEPTH, DYNAMIC, MANAGEMENT, RESERVED, parse_branch_address
 from dtx.protocol.capabilities import DELAYED_DELIVERY, DISTRIBUTED
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from xa import Code
 from xa.state_tables import BranchState
+from xa.topics import TOPIC
 
 if TYPE_CHECKING:
     from dtx.amqp.link import Link as LinkEndpoint
@@ -54,13 +69,8 @@ COPY: Final = "copy"
 QUEUE: Final = "queue"
 """The capability of a terminus that is a queue, which all of ours are."""
 TEMPORARY_QUEUE: Final = "temporary-queue"
-UNSUPPORTED: Final = {
-    "temporary-topic": "topics are not supported: every address is a queue",
-    "topic": "topics are not supported: every address is a queue",
-    "shared": "shared subscriptions are not supported: every address is a queue",
-    "global": "shared subscriptions are not supported: every address is a queue",
-}
-TOPIC_SCHEME: Final = "topic://"
+_OF_SUBSCRIPTIONS: Final = frozenset({SHARED, GLOBAL})
+UNSUPPORTED: Final = {"temporary-topic": "temporary topics are not supported"}
 ON_LINK_DETACH: Final = "link-detach"
 ON_SESSION_END: Final = "session-end"
 EXPIRIES: Final = frozenset({ON_LINK_DETACH, ON_SESSION_END, "connection-close", "never"})
@@ -113,8 +123,6 @@ def _check(remote: Attach) -> None:
         for capability, message in UNSUPPORTED.items():
             if capability in terminus.capabilities:
                 raise _not_implemented(message)
-        if terminus.address is not None and terminus.address.startswith(TOPIC_SCHEME):
-            raise _not_implemented(UNSUPPORTED["topic"])
     ours = remote.source if remote.receiver else remote.target
     if ours is not None and not isinstance(ours, Coordinator):
         _check_lifetimes(ours)
@@ -125,7 +133,7 @@ def _check_lifetimes(terminus: Source | Target) -> None:
     expiry = terminus.expiry_policy
     if expiry not in EXPIRIES:
         raise _invalid(f"{expiry[:MAX_SHOWN]!r} is no expiry policy")
-    if expiry not in HONOURED_EXPIRIES:
+    if expiry not in HONOURED_EXPIRIES and not (expiry == NEVER and isinstance(terminus, Source)):
         raise _not_implemented(f"the expiry policy {expiry} is not supported: nothing outlives its session here")
 
     properties = terminus.dynamic_node_properties
@@ -175,6 +183,9 @@ def _receiver(connection: LinkConnection, session: Session, endpoint: ReceiverLi
     if target is None:
         raise _not_implemented(NO_ADDRESS.format("target"))
 
+    if not _OF_SUBSCRIPTIONS.isdisjoint(target.capabilities):
+        raise _not_implemented("a target is no subscription, which are shared")
+
     limit = connection.container.limits.message_octets
     if target.dynamic:
         node = connection.nodes.make()
@@ -200,7 +211,9 @@ def _receiver(connection: LinkConnection, session: Session, endpoint: ReceiverLi
         link = service(connection, session, endpoint)
         endpoint.attach(echo, answer)
         return link
-    queue = _queue(connection, target.address, Action.PRODUCE)
+    queue = _target(connection, target.address, is_topic=TOPIC_CAPABILITY in target.capabilities)
+    if isinstance(queue, Topic):
+        answer.capabilities = tuple(one for one in target.capabilities if one == TOPIC_CAPABILITY)
     link = IncomingLink(connection, session, endpoint, lambda _: queue)
     link.lasts = target.expiry_policy != ON_LINK_DETACH
     endpoint.attach(echo, answer, max_message_size=limit, offered=OFFERED)
@@ -211,7 +224,9 @@ def _sender(connection: LinkConnection, session: Session, endpoint: SenderLink, 
     """A link on which the peer receives."""
     source, target = remote.source, remote.target
     if source is None:
-        raise _not_implemented(NO_ADDRESS.format("source"))
+        subscriber, answer = subscription_of_link(connection, session, endpoint)
+        endpoint.attach(answer, None)
+        return subscriber
 
     answer = Source(
         source.address,
@@ -226,6 +241,9 @@ def _sender(connection: LinkConnection, session: Session, endpoint: SenderLink, 
     link = _sending(connection, session, endpoint, source, answer)
     if isinstance(link, SendingLink):
         link.largest = remote.max_message_size
+    if isinstance(link, SubscriptionLink):
+        answer_when_stored(connection, link, partial(endpoint.attach, answer, echo))
+        return link
     if isinstance(link, OutgoingLink) and not source.dynamic and source.expiry_policy != ON_LINK_DETACH:
         link.lasts = True
         answer.expiry_policy = ON_SESSION_END
@@ -250,6 +268,9 @@ def _sending(
     address = source.address
     if not address:
         raise _not_implemented(NO_ADDRESS.format("source"))
+    subscriber = _subscriber(connection, session, endpoint, source, answer)
+    if subscriber is not None:
+        return subscriber
 
     try:
         browsed = parse_branch_address(address)
@@ -269,7 +290,7 @@ def _sending(
     if address.startswith(DEPTH):
         counted = _queue(connection, address.removeprefix(DEPTH), Action.CONSUME)
         return DepthLink(connection, session, endpoint, counted)
-    _check_permission(connection, address, Action.CONSUME)  # reading a selector is work, and finding a queue makes it
+    check_permission(connection, address, Action.CONSUME)  # reading a selector is work, and finding a queue makes it
     selector = _selector(source, answer)
     queue = _queue(connection, address, Action.CONSUME)
     if source.distribution_mode == COPY:
@@ -281,6 +302,27 @@ def _sending(
     return OutgoingLink(connection, session, endpoint, queue, default=default)
 
 
+def _subscriber(
+    connection: LinkConnection, session: Session, endpoint: SenderLink, source: Source, answer: Source
+) -> SubscriptionLink | None:
+    """The link for a source that is a topic or a subscription, None for any other one."""
+    address, default = source.address or "", _default_outcome(source)
+    topic = _topic_of(connection, address, is_topic=TOPIC_CAPABILITY in source.capabilities)
+    if topic is not None:
+        check_subscriber(connection, topic)
+        selector = _selector(source, answer)
+        return subscribe(
+            connection, session, endpoint, source, topic, selector=selector, default=default, answer=answer
+        )
+    if source.expiry_policy == NEVER or not _OF_SUBSCRIPTIONS.isdisjoint(source.capabilities):
+        raise _not_implemented("shared and durable subscriptions are of topics, and this address is none")
+    if source.distribution_mode == COPY or not connection.container.resource.is_subscription(address):
+        return None
+    check_permission(connection, address, Action.CONSUME)
+    queue = subscription_at(connection, address, selector=_selector(source, answer))
+    return SubscriptionLink(connection, session, endpoint, queue, default=default, closing_deletes=False)
+
+
 def _selector(source: Source, answer: Source) -> Selector | None:
     """The selector among the filters of a source; what is honoured of them is echoed."""
     try:
@@ -289,14 +331,6 @@ def _selector(source: Source, answer: Source) -> Selector | None:
         raise refused(Code.XAER_INVAL, f"the selector can't be read: {error}") from None
     answer.filters = honoured or None
     return selector
-
-
-def _check_permission(connection: LinkConnection, address: str, action: Action) -> None:
-    """RefusedError where the peer may not do this at a queue."""
-    reserved = address.startswith(RESERVED)
-    if not reserved and not connection.container.permissions.may(connection.identity, action, address):
-        message = f"{connection.identity} may not {action.value} at {address!r}"
-        raise refused(Code.XAER_RMERR, message, condition=Condition.UNAUTHORIZED)
 
 
 def _queue(connection: LinkConnection, address: str, action: Action) -> Queue:
@@ -313,7 +347,13 @@ def _queue(connection: LinkConnection, address: str, action: Action) -> Queue:
     if address.startswith(RESERVED):
         raise refused(Code.XAER_NOTA, f"there is no node {address!r}")
 
-    _check_permission(connection, address, action)
+    if (
+        action is Action.CONSUME
+        and address not in container.resource.queues
+        and container.resource.is_subscription(address)
+    ):
+        return subscription_at(connection, address, selector=None)
+    check_permission(connection, address, action)
     if address not in container.resource.queues and not container.permissions.may(
         connection.identity, Action.CREATE, address
     ):
@@ -324,12 +364,36 @@ def _queue(connection: LinkConnection, address: str, action: Action) -> Queue:
 def _queue_in(connection: LinkConnection, octets: bytes) -> Queue:
     """The queue that a message names in `to`."""
     address, is_topic = read_destination(octets)
-    if is_topic or (address is not None and address.startswith(TOPIC_SCHEME)):
-        raise _not_implemented(UNSUPPORTED["topic"])
     if not address:
         message = "a message on a link without an address says in `to` where it goes"
         raise refused(Code.XAER_INVAL, message, condition=Condition.PRECONDITION_FAILED)
-    return _queue(connection, address, Action.PRODUCE)
+    return _target(connection, address, is_topic=is_topic)
+
+
+def _topic_of(connection: LinkConnection, address: str, *, is_topic: bool) -> str | None:
+    """The address of the topic, or of the pattern of topics, that an address names; None: it is no topic. `is_topic`:
+    the peer says that it is one."""
+    resource = connection.container.resource
+    topic = resource.topics.address(address)
+    if topic is not None or not is_topic or not address:
+        return topic
+    queue = resource.queues.get(address)
+    if queue is not None and (queue.depth or queue.subscription is not None):
+        raise _invalid(f"{address!r} is a queue with messages, and no topic")
+    return resource.topics.address(TOPIC + address)
+
+
+def _target(connection: LinkConnection, address: str, *, is_topic: bool) -> Queue:
+    """The queue or topic to which messages go."""
+    topic = _topic_of(connection, address, is_topic=is_topic)
+    if topic is None:
+        return _queue(connection, address, Action.PRODUCE)
+    resource = connection.container.resource
+    check_permission(connection, topic, Action.PRODUCE)
+    may_make = connection.container.permissions.may(connection.identity, Action.CREATE, topic)
+    if resource.topics.get(topic) is None and not may_make:
+        raise refused(Code.XAER_NOTA, f"there is no topic {topic!r}, and {connection.identity} may not make it")
+    return resource.find_topic(topic)
 
 
 def _default_outcome(source: Source) -> Outcome | None:

@@ -51,7 +51,13 @@ from dtx.broker.queues.counters import RateMeter
 from dtx.broker.transactions.demarcation import DtxDemarcation
 from dtx.broker.transactions.txn_ids import TxnIds
 from dtx.protocol.addresses import TXN_ID
-from dtx.protocol.capabilities import DELAYED_DELIVERY, FAILURE_REASONS, OUTCOMES_OF_ROLLBACK
+from dtx.protocol.capabilities import (
+    DELAYED_DELIVERY,
+    FAILURE_REASONS,
+    OUTCOMES_OF_ROLLBACK,
+    SHARED_SUBSCRIPTIONS,
+    TOPICS,
+)
 from dtx.protocol.conditions import Refusal
 from xa import Code
 from xa.machine import advance
@@ -82,6 +88,8 @@ CAPABILITIES: Final = (
     DELAYED_DELIVERY,
     FAILURE_REASONS,
     OUTCOMES_OF_ROLLBACK,
+    SHARED_SUBSCRIPTIONS,
+    TOPICS,
 )
 PRODUCT: Final[Map] = {Symbol("product"): "xabridge"}
 
@@ -447,6 +455,8 @@ class BrokerConnection:
         answer = partial(event.link.detach, closed=event.closed, error=error)
         if event.link.receives:
             self._answer_later(answer)
+        elif link is not None and event.closed and _in_order(event):
+            link.closed_in_order(partial(self._answer, answer))
         else:
             answer()
 

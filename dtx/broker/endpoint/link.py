@@ -19,6 +19,7 @@ from dtx.broker.endpoint.states import ATTACHED, AttachmentState
 from dtx.broker.queues.outcomes import TAKEN_OCTETS, rejected_state, transactional_state
 from dtx.broker.queues.readers import MOST
 from dtx.broker.transactions.contexts import unknown_id
+from dtx.protocol.addresses import RESERVED
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from xa import Code
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dtx.amqp.sasl.mechanisms import Identity
     from dtx.amqp.session import Session as SessionEndpoint
     from dtx.amqp.values import Value
+    from dtx.broker.access.permissions import Action
     from dtx.broker.container import Container, DynamicNodes
     from dtx.broker.endpoint.output_room import OutputRoom
     from dtx.broker.queues.entry import Browser, Entry, ResumableWork
@@ -196,6 +198,10 @@ class Link:
     def outlives_detach(self) -> bool:
         """Whether it has deliveries that may be decided still when the peer has detached it without closing it."""
         return False
+
+    def closed_in_order(self, answer: Callable[[], None]) -> None:
+        """The peer has closed the link, which is gone: `answer` is to be called when that may be answered."""
+        answer()
 
     def suspend(self) -> None:
         """The peer has detached the link, and `outlives_detach` is true."""
@@ -521,6 +527,14 @@ class ReceivingLink(Link, ABC):
             return
         state = rejected_state(refusal)
         self.answer(delivery, state if context is None else transactional_state(context.txn_id, state))
+
+
+def check_permission(connection: LinkConnection, address: str, action: Action) -> None:
+    """RefusedError where the peer may not do this at a queue or topic."""
+    reserved = address.startswith(RESERVED)
+    if not reserved and not connection.container.permissions.may(connection.identity, action, address):
+        message = f"{connection.identity} may not {action.value} at {address!r}"
+        raise refused(Code.XAER_RMERR, message, condition=Condition.UNAUTHORIZED)
 
 
 def claim_reader(browser: Browser, identity: Identity, queue: Queue) -> None:

@@ -82,7 +82,7 @@ class OutgoingLink(SendingLink):
     ) -> None:
         super().__init__(connection, session, endpoint)
         self.lasts = False
-        self._queue = queue
+        self._queue = self.queue = queue
         self.own: list[tuple[int, Entry]] = []
         self._dynamic = dynamic
         self._default = default or (TAKEN if dynamic else FAILED)

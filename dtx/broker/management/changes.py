@@ -89,7 +89,7 @@ def configure_queue(request: ManagementRequest, answer: Answer) -> None:
     if settings.when_full is WhenFull.DEAD_LETTER and not settings.dead_letter:
         raise refused(Code.XAER_INVAL, f"when_full: {queue.name} has no dead letters (dead_letter is empty)")
     batch = Batch()
-    batch.create_queue(queue.number, queue.name)
+    queue.write(batch)
     number = queue.configured or resource.number()
     kept = {name: getattr(settings, name) for name in CONFIGURABLE}
     batch.record(number, CONFIGURED, json.dumps({"queue": queue.number, **kept}))
@@ -119,14 +119,7 @@ def delete_queue(request: ManagementRequest, answer: Answer) -> None:
         raise _kept(f"{message} and post {queue.counters.pending} to it; nothing was deleted")
     was_unstored = container.resource.forget_unstored(queue)
     batch = Batch()
-    batch.create_queue(queue.number, queue.name)  # if it is not stored yet: creations are carried out first
-    for entry in queue:
-        if entry.has_record:
-            batch.drop_record(entry.number)
-    batch.drop_record(queue.number)
-    if queue.configured:
-        batch.drop_record(queue.configured)
-    batch.delete_queue(queue.number)
+    queue.write_deletion(batch)
 
     def done() -> None:
         container.resource.drop_lasting(queue)
@@ -158,7 +151,7 @@ def pause_queue(request: ManagementRequest, answer: Answer) -> None:
     """No consumer gets messages of the queue any more, also after a restart; it goes on taking messages."""
     queue, who = queue_of(request), str(request.identity)
     batch = Batch()
-    batch.create_queue(queue.number, queue.name)
+    queue.write(batch)
     batch.record(queue.number, PAUSED, who)
     before, queue.paused = queue.paused, who
 

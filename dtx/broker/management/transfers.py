@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.values import Ulong
-from dtx.broker.queues.entry import Entry, MessageMove, State
+from dtx.broker.queues.entry import Entry, MessageMove, State, write_removal
 from dtx.store.contract import Batch
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Transfer:
         queue, target = self._queue, self._target(entry)
         if target is None:
             queue.hold(entry)
-            batch.dequeue(entry.number, entry.size)
+            write_removal(batch, entry)
             position = count = 0
         else:
             if target.deleted or target.closing:

@@ -30,6 +30,7 @@ class Entry:
     does not last; `count` is how often it was delivered in vain. `due_ms` is when it may be delivered: 0 at once, a
     negative one says how long after it is committed. `group` is the name of its group, "" for none.
     `origin` is that of a dead letter, also of one that is still to come into its queue.
+    `source` is the number under which the store has its payload: its own, unless it shares that with others.
     `apart`, which is known until the broker stops, says that its next consumer is to handle it alone."""
 
     __slots__ = (
@@ -44,6 +45,7 @@ class Entry:
         "position",
         "queue",
         "size",
+        "source",
         "state",
     )
 
@@ -61,6 +63,7 @@ class Entry:
     ) -> None:
         self.queue = queue
         self.number = number
+        self.source = number
         self.position = position
         self.size = size
         self.count = count
@@ -84,6 +87,14 @@ def write_post(batch: Batch, entry: Entry) -> None:
     batch.enqueue(number, queue, position, payload, entry.expires_ms, 0, entry.due_ms, entry.group)
     if entry.has_record and entry.origin is not None:
         batch.record(number, ORIGIN, entry.origin.encode())
+
+
+def write_removal(batch: Batch, entry: Entry) -> None:
+    """Writes that a message is gone from the store."""
+    if entry.source == entry.number:
+        batch.dequeue(entry.number, entry.size)
+    else:
+        batch.dequeue_copy(entry.number, entry.source)
 
 
 class Consumer(Protocol):

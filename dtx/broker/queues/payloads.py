@@ -62,7 +62,7 @@ class Payloads:
         self._settle = settle
         self._wanted: list[Entry] = []
         self._coming: dict[int, list[Done]] = {}
-        """The waiters for each message's octets; none, where they are read ahead."""
+        """The waiters for each payload, by its number in the store; none, where they are read ahead."""
         self._ahead: OrderedDict[int, bytes] = OrderedDict()
         self.octets = 0
         """Of what was read ahead, or is being read."""
@@ -71,17 +71,17 @@ class Payloads:
         """A message's payload, if it is in memory. Not for messages larger than a piece of the store."""
         if entry.payload is not None:
             return entry.payload
-        payload = self._ahead.pop(entry.number, None)
+        payload = self._ahead.pop(entry.source, None)
         if payload is None:
-            return self._store.cached(entry.number)
+            return self._store.cached(entry.source)
         self.octets -= len(payload)
         return payload
 
     def fetch(self, entry: Entry, done: Done) -> None:
         """Reads the payload of a stored message of at most one piece; None when it is not there any more."""
-        waiting = self._coming.get(entry.number)
+        waiting = self._coming.get(entry.source)
         if waiting is None:
-            self._coming[entry.number] = [done]
+            self._coming[entry.source] = [done]
             self._wanted.append(entry)
         else:
             waiting.append(done)
@@ -91,7 +91,7 @@ class Payloads:
         if not self._wanted:
             return
         wanted, self._wanted = self._wanted, []
-        entries = {entry.number: entry for entry in wanted}
+        entries = {entry.source: entry for entry in wanted}
         for queue in {entry.queue for entry in wanted}:
             if self.octets > ROOM - CHUNK and self._ahead:
                 self._drop_oldest()
@@ -99,18 +99,18 @@ class Payloads:
                 if self.octets + entry.size > ROOM:
                     break
                 if self._is_to_come(entry):
-                    self._coming[entry.number] = []
+                    self._coming[entry.source] = []
                     self.octets += entry.size
-                    entries[entry.number] = entry
+                    entries[entry.source] = entry
 
         asked = list(entries.values())
-        ahead = frozenset(entries).difference(entry.number for entry in wanted)
+        ahead = frozenset(entries).difference(entry.source for entry in wanted)
         for start in range(0, len(asked), AT_ONCE):
             some = asked[start : start + AT_ONCE]
-            self._store.fetch([entry.number for entry in some], partial(self._fetched, some, ahead))
+            self._store.fetch([entry.source for entry in some], partial(self._fetched, some, ahead))
 
     def _is_to_come(self, entry: Entry) -> bool:
-        number = entry.number
+        number = entry.source
         return (
             entry.size <= CHUNK
             and entry.payload is None
@@ -129,7 +129,7 @@ class Payloads:
             self._failed(error)
             return
         for entry in asked:
-            number = entry.number
+            number = entry.source
             waiting, payload = self._coming.pop(number), found.get(number)
             if number in ahead:
                 self.octets -= entry.size

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.broker.queues.counters import Counters, UnstoredMemory
 from dtx.broker.queues.dead_letters import ORIGIN, DeadLetters, origin_of
-from dtx.broker.queues.entry import Entry, MessageMove, State
+from dtx.broker.queues.entry import Entry, MessageMove, State, write_removal
 from dtx.broker.queues.message_times import Expirations
 from dtx.broker.queues.order import AvailableMessages
 from dtx.broker.queues.readers import Readers
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dtx.broker.queues.entry import Browser, Consumer
     from dtx.broker.queues.message_times import ExpirySchedule, Schedule
     from dtx.broker.queues.outcomes import Outcome
+    from dtx.broker.queues.topics import Subscription
     from dtx.broker.settings import QueueSettings
     from dtx.store.contract import Batch, StoredMessage
 
@@ -109,6 +110,10 @@ class Queue:
 
         self.for_dead_letters = False
         """Whether it is a queue of dead letters by the settings: each of its messages is one."""
+        self.subscription: Subscription | None = None
+        """What it is a subscription of."""
+        self.kept = ""
+        """What the store keeps with its name."""
         self.dead_letters = DeadLetters()
         self.unreadable: dict[int, Entry] = {}
         """Messages of it whose payload the store can't read, by their numbers: held, and given to no one."""
@@ -440,7 +445,7 @@ class Queue:
 
     def _plan_to_go(self, entry: Entry, batch: Batch) -> MessageMove:
         if self.lasting:
-            batch.dequeue(entry.number, entry.size)
+            write_removal(batch, entry)
             if entry.has_record:
                 batch.drop_record(entry.number)
         return MessageMove(entry, None, 0, 0)
@@ -481,6 +486,7 @@ class Queue:
         target.expect_no_more(entry)
         size, number = entry.size, entry.number
         moved = Entry(target, number, size, expires_ms, None, position, count, due_ms, entry.group)
+        moved.source = entry.source
         moved.origin = origin
         if origin is not None and entry.origin is None:
             self.counters.dead_lettered += 1
@@ -656,6 +662,21 @@ class Queue:
             if len(willing) > 1:
                 willing.rotate(-1)
             consumer.deliver(entry)
+
+    def write(self, batch: Batch) -> None:
+        """Writes it into a batch, where it may not be stored yet."""
+        batch.create_queue(self.number, self.name, self.kept)
+
+    def write_deletion(self, batch: Batch) -> None:
+        """Writes that it goes, with what stands in it and what is remembered about it."""
+        self.write(batch)  # if it is not stored yet: creations are carried out first
+        for entry in self:
+            if entry.has_record:
+                batch.drop_record(entry.number)
+        batch.drop_record(self.number)
+        if self.configured:
+            batch.drop_record(self.configured)
+        batch.delete_queue(self.number)
 
     def delete(self) -> None:
         """The queue goes, with what stands in it. Who holds messages of it finds them GONE."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from dtx.broker.queues.queue import Queue
     from dtx.broker.timer_queue import Timer
     from dtx.broker.transactional_resource import TransactionalResource
     from dtx.broker.transactions.contexts import DistributedContext
@@ -206,7 +207,7 @@ class Registry:
         prepared branch holds them."""
         locked = {dequeue.message for branch in restored.branches for dequeue in branch.dequeues}
         entries = self._resource.restore_messages(restored, locked)
-        queues = {queue.number: queue for queue in self._resource.queues.values()}
+        queues = {queue.number: queue for queue in (*self._resource.queues.values(), *self._resource.topics)}
         for stored in restored.branches:
             branch = Branch(
                 self,
@@ -269,6 +270,13 @@ class Registry:
         if branch is None:
             raise refused(Code.XAER_NOTA, "there is no such branch", xid)
         return branch
+
+    def holds(self, queue: Queue) -> bool:
+        """Whether a branch that is prepared, or is being prepared, has taken messages from a queue."""
+        if any(self.prepared_by_queue.holdings(one)[queue.name][0] for one in self.prepared_by_queue.of(queue.name)):
+            return True
+        preparing = [branch for branch in self.unprepared() if branch.waiting is not None]
+        return any(branch.work.holdings().get(queue.name, (0, 0))[0] for branch in preparing)
 
     @property
     def in_doubt_count(self) -> int:

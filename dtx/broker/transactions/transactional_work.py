@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from dtx.amqp.conditions import Condition
 from dtx.broker.queues.entry import Entry, MessageMove, State, write_post
 from dtx.broker.queues.outcomes import FAILED, TAKEN, Outcome, decode_outcomes, encode_outcomes
+from dtx.broker.queues.topics import Topic
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import ACCEPTED
 from xa import Code
@@ -76,7 +77,7 @@ class WorkFullError(Exception):
 class TransactionalWork:
     """Posts in their order, and retirements in theirs, by message number."""
 
-    __slots__ = ("_answers", "_reasons", "_unstored", "limits", "octets", "posts", "retired")
+    __slots__ = ("_answers", "_copies", "_reasons", "_unstored", "limits", "octets", "posts", "retired")
 
     def __init__(self, limits: Limits, unstored: UnstoredMemory, reasons: FailureReasons) -> None:
         self.limits = limits
@@ -86,6 +87,8 @@ class TransactionalWork:
         self.retired: dict[int, HeldMessage] = {}
         self.octets = 0
         self._answers: list[Callable[[Refusal | None], None]] = []
+        self._copies: list[Entry] = []
+        """What the commit that was written last makes of the messages that are posted to topics."""
 
     @property
     def lost(self) -> str:
@@ -174,15 +177,24 @@ class TransactionalWork:
         self.octets = 0
 
     # -- committing
+    def to_be_read(self) -> list[Entry]:
+        """Posted messages that have to be read (`Topic.read`) before a commit of a prepared branch is written."""
+        return [entry for entry in self.posts if type(entry.queue) is Topic and entry.queue.lacks_payload(entry)]
+
     def write_commit(self, batch: Batch, *, stored: bool) -> list[MessageMove]:
         """Writes the commit; `stored` when the posted messages are in the store already (a prepared
         branch)."""
+        self._copies = []
         for entry in self.posts:
-            entry.queue.take_place(entry)
-            if not entry.queue.lasting:
+            queue = entry.queue
+            if type(queue) is Topic:
+                self._copies += queue.write_copies(batch, entry, stored=stored)
+                continue
+            queue.take_place(entry)
+            if not queue.lasting:
                 continue
             if stored:
-                batch.place(entry.number, entry.queue.number, entry.position, 0, entry.expires_ms, entry.due_ms)
+                batch.place(entry.number, queue.number, entry.position, 0, entry.expires_ms, entry.due_ms)
             else:
                 write_post(batch, entry)
         effects = []
@@ -197,13 +209,20 @@ class TransactionalWork:
         for entry in self.posts:
             queue = entry.queue
             queue.expect_no_more(entry)
-            if queue.deleted:
+            if queue.deleted or type(queue) is Topic:
                 entry.state = State.GONE
                 entry.payload = None
                 continue
             if queue.lasting:
                 entry.payload = None
             queue.append(entry)
+        for copy in self._copies:
+            copy.payload = None
+            if copy.queue.deleted:
+                copy.state = State.GONE
+            else:
+                copy.queue.append(copy)
+        self._copies = []
 
         for effect in effects:
             if effect.entry.state is State.HELD:

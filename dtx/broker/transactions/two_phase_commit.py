@@ -7,10 +7,12 @@ Operations on one branch run one after the other, in the order in which they cam
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK
+from dtx.broker.queues.topics import Topic
 from dtx.broker.transactional_resource import not_stored
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.protocol.replies import Result as ResultReply
@@ -22,6 +24,7 @@ from xa.state_tables import BranchState, BranchVerb
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dtx.broker.queues.entry import Entry
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.transactional_resource import TransactionalResource
     from dtx.broker.transactions.branches import Branch, Registry
@@ -32,6 +35,15 @@ if TYPE_CHECKING:
     Answer = Callable[[Reply], None]
 
 HEURISTIC: Final = {True: Code.XA_HEURCOM, False: Code.XA_HEURRB}
+
+
+def _run_in_turn(branch: Branch, calls: deque[Callable[[], None]]) -> None:
+    """Runs operations that have waited, or has them wait for the one that is being forced now."""
+    if branch.waiting is not None:
+        branch.waiting.extend(calls)
+        return
+    for call in calls:
+        call()
 
 
 def given_back(prepare: Prepare) -> dict[int, Outcome]:
@@ -111,7 +123,31 @@ class TwoPhaseCommit:
                 return
             if one_phase:
                 branch.work.let_go_undecided()
-            self._commit(branch, answer, verb)
+            self._with_posts_read(branch, partial(self._commit, branch, answer, verb))
+
+    def _with_posts_read(self, branch: Branch, operation: Callable[[], None]) -> None:
+        """Runs `operation`, which writes the commit of a prepared branch, when the posted messages are read on whose
+        content it depends who gets them."""
+        entries = branch.work.to_be_read()
+        if not entries:
+            operation()
+            return
+        branch.waiting = deque()
+        left = len(entries)
+
+        def read(entry: Entry, payload: bytes | None) -> None:
+            nonlocal left
+            if type(entry.queue) is Topic:
+                entry.queue.read(entry, payload)
+            left -= 1
+            if left:
+                return
+            waiting, branch.waiting = branch.waiting or deque(), None
+            self._with_posts_read(branch, operation)  # subscriptions may have come meanwhile
+            _run_in_turn(branch, waiting)
+
+        for entry in entries:
+            self._resource.fetch_message(entry, partial(read, entry))
 
     def _commit(self, branch: Branch, answer: Answer, verb: BranchVerb) -> None:
         one_phase = verb is BranchVerb.COMMIT_ONE_PHASE
@@ -177,6 +213,12 @@ class TwoPhaseCommit:
     def complete(self, branch: Branch, answer: Answer, *, commit: bool) -> None:
         """An operator's decision over a prepared branch; remembered until it is forgotten."""
         branch.legal(BranchVerb.DECIDE)
+        if commit:
+            self._with_posts_read(branch, partial(self._complete, branch, answer, commit=True))
+        else:
+            self._complete(branch, answer, commit=False)
+
+    def _complete(self, branch: Branch, answer: Answer, *, commit: bool) -> None:
         outcome, now_ms = HEURISTIC[commit], self._resource.clock.wall_ms()
         batch = Batch()
         if commit:
