@@ -28,6 +28,7 @@ from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, work_
 from rm_amqp.message import Message, encoded, is_delayed, read
 from rm_amqp.session_contract import NoMessage
 from xa import Code, XaError, xa_error
+from xa.topics import source_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -286,15 +287,24 @@ class Session:
         return AsyncSession(self)
 
     # -- one message
-    def receive(self, address: str, timeout_s: float | None = None, *, acquire: bool = False) -> Message:
-        """The next message; NoMessage where none comes in time (0: where there is none now).
+    def receive(
+        self, address: str, timeout_s: float | None = None, *, acquire: bool = False, subscription: str | None = None
+    ) -> Message:
+        """The next message; NoMessage where none comes in time (0: where there is none now). From a topic it comes by a
+        `subscription`, which is made by the first one who names it, and lasts until somebody deletes it.
 
         With `acquire` the broker sends it as part of the transaction, and has it back at once when that is rolled
         back; otherwise the message is acquired first, so that messages can be sent ahead (`prefetch`).
         """
+        if subscription is not None:
+            address = _source_of(address, subscription)
         return self.run(self.operations.receive(address, timeout_s, acquire=acquire), later=True)
 
-    def receive_batch(self, address: str, count: int, timeout_s: float | None = None) -> list[Message]:
+    def receive_batch(
+        self, address: str, count: int, timeout_s: float | None = None, *, subscription: str | None = None
+    ) -> list[Message]:
+        if subscription is not None:
+            address = _source_of(address, subscription)
         return self.run(self.operations.receive_batch(address, count, timeout_s), later=True)
 
     def send(self, address: str, message: Encodable) -> None:
@@ -435,6 +445,13 @@ class Session:
         return self._context.failed(lost_error("work", error, xid))
 
 
+def _source_of(address: str, subscription: str) -> str:
+    try:
+        return source_of(address, subscription)
+    except ValueError as error:
+        raise xa_error(Code.XAER_INVAL, f"receive: {error}") from None
+
+
 class AsyncSession:
     """A session for asyncio: the same operations, waiting in the event loop."""
 
@@ -442,11 +459,19 @@ class AsyncSession:
         self._session = session
         self._operations = session.operations
 
-    async def receive(self, address: str, timeout_s: float | None = None, *, acquire: bool = False) -> Message:
+    async def receive(
+        self, address: str, timeout_s: float | None = None, *, acquire: bool = False, subscription: str | None = None
+    ) -> Message:
+        if subscription is not None:
+            address = _source_of(address, subscription)
         operation = self._operations.receive(address, timeout_s, acquire=acquire)
         return await self._session.run_async(operation, later=True)
 
-    async def receive_batch(self, address: str, count: int, timeout_s: float | None = None) -> list[Message]:
+    async def receive_batch(
+        self, address: str, count: int, timeout_s: float | None = None, *, subscription: str | None = None
+    ) -> list[Message]:
+        if subscription is not None:
+            address = _source_of(address, subscription)
         return await self._session.run_async(self._operations.receive_batch(address, count, timeout_s), later=True)
 
     async def send(self, address: str, message: Encodable) -> None:

@@ -48,6 +48,7 @@ from rm_openwire.wire import (
     encode_text,
 )
 from xa import Code, xa_error
+from xa.topics import is_topic, topic_of
 
 if TYPE_CHECKING:
     from rm_amqp.message import Encodable
@@ -101,6 +102,8 @@ def destination_of(address: str) -> Destination:
     end a connection over an empty name."""
     if not isinstance(address, str):
         raise xa_error(Code.XAER_INVAL, f"work: an address is text, and not a {type(address).__name__}")
+    if not address.startswith(TOPIC) and (is_topic(address) or topic_of(address) is not None):
+        raise xa_error(Code.XAER_INVAL, f"work: {address}: over OpenWire there are no topics with that prefix")
     made: Destination = Queue(address.removeprefix(QUEUE))
     for prefix, kind in _KINDS.items():
         if address.startswith(prefix):

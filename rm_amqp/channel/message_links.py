@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.protocol.addresses import TXN_ID
+from dtx.protocol.capabilities import TOPICS
 from dtx.protocol.conditions import RefusedError, refused
 from dtx.protocol.replies import ACCEPTED
 from rm_amqp.channel.nodes import Queues
@@ -28,6 +29,7 @@ from rm_amqp.connection.endpoint import Change, until
 from rm_amqp.connection.links import ATTACHED, BulkReceiver, Receiver, Sender
 from rm_amqp.errors import TimedOut
 from xa import Code, xa_error
+from xa.topics import TOPIC, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,6 +110,18 @@ class MessageLinks:
         self._endpoint.check()
         if link.refusal is not None:
             raise RefusedError(link.refusal)
+
+    def _check_address(self, address: str, *, receives: bool) -> None:
+        """RefusedError for a topic that the broker does not have, or from which nothing can be received."""
+        if not address.startswith(TOPIC):
+            return
+        if TOPICS not in self._endpoint.offered:
+            raise refused(Code.XAER_INVAL, f"the broker at {self._endpoint.broker} has no topics ({address})")
+        if receives:
+            try:
+                source_of(address, None)
+            except ValueError as error:
+                raise refused(Code.XAER_INVAL, str(error)) from None
 
     # -- sending
     async def send(self, address: str, octets: bytes, work: Work | None, deadline: float) -> None:
@@ -243,6 +257,7 @@ class MessageLinks:
         if receiver is None or receiver.state is not ATTACHED:
             self._bulk_receivers.pop(address, None)
             self._make_room(self._bulk_receivers)
+            self._check_address(address, receives=True)
             receiver = self._bulk_receivers[address] = BulkReceiver(self._endpoint, address, name="gather")
             await self.attached(receiver, patience)
         self._acquire_for(work, receiver)
@@ -301,6 +316,7 @@ class MessageLinks:
     async def browser(self, address: str, work: Work | None, deadline: float) -> Browser:
         """Reads an address without taking anything from it."""
         self.check_work(work)
+        self._check_address(address, receives=True)
         peek = await self._nodes.peek(self._endpoint, address, deadline)
         if peek is not None:
             return peek
@@ -326,6 +342,7 @@ class MessageLinks:
     async def reader(self, address: str, deadline: float) -> BulkReceiver:
         """A link that reads an address in bulk, taking nothing from it."""
         self.check()
+        self._check_address(address, receives=True)
         receiver = BulkReceiver(self._endpoint, address, browse=True, name="read")
         await self.attached(receiver, deadline)
         return receiver
@@ -351,6 +368,7 @@ class MessageLinks:
         if sender is None or sender.state is not ATTACHED:
             self._senders.pop(address, None)
             self._make_room(self._senders)
+            self._check_address(address, receives=False)
             await self._nodes.check(self._endpoint, address, deadline)
             sender = self._senders[address] = self._nodes.sender(self._endpoint, address)
             await self.attached(sender, deadline)
@@ -363,6 +381,7 @@ class MessageLinks:
         if receiver is None or receiver.state is not ATTACHED:
             self._receivers.pop((address, acquire), None)
             self._make_room(self._receivers)
+            self._check_address(address, receives=True)
             name = "acquire" if acquire else "receive"
             receiver = self._nodes.receiver(self._endpoint, address, name)
             self._receivers[address, acquire] = receiver

@@ -1,5 +1,5 @@
 """This module runs the contract suite over AmqpResource against the embedded broker, with static and dynamic
-registration.
+registration, and with a topic in place of the queue that branches write to.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from xabridge.testing.contract.harness import Capabilities
 from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite
 
 VARIANTS = {"static": TMUSEASYNC, "dynamic": TMREGISTER | TMUSEASYNC}
+TOPIC = "topic"
 BEGINNINGS = {"TestRegistration", "TestAssociation", "TestThreads", "TestFailures", "TestCapacity"}
 """The parts of the suite where it matters how a branch begins. The others begin all alike, and run with dynamic
 registration with XABRIDGE_POINTS=all only."""
@@ -88,6 +89,24 @@ class AmqpHarness:
             client.drop()
 
 
+class TopicHarness(AmqpHarness):
+    """Branches write to a topic, which has two subscriptions: both get what is committed, once."""
+
+    def __init__(self, broker: EmbeddedBroker, flags: int, name: str) -> None:
+        super().__init__(broker, flags, name)
+        self.queue = f"topic:{self.queue}"
+        self._sources = [f"{self.queue}::{one}" for one in ("one", "two")]
+        self.committed()
+
+    def committed(self) -> AbstractSet[str]:
+        self._onlooker.open(self._onlookers, 1)
+        session = self._onlooker.session(1)
+        found, other = ([str(message.body) for message in session.browse(source)] for source in self._sources)
+        assert found == other
+        assert len(set(found)) == len(found)
+        return set(found)
+
+
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """One broker."""
@@ -100,15 +119,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "harness" not in metafunc.fixturenames:
         return
     part = metafunc.cls.__name__ if metafunc.cls is not None else ""
-    variants = ["dynamic"] if part == "TestRegistration" else list(VARIANTS)
+    variants = ["dynamic"] if part == "TestRegistration" else [*VARIANTS]
     if part not in BEGINNINGS and not EVERY_POINT:
-        variants = ["static"]
+        variants = ["static", TOPIC]
     metafunc.parametrize("harness", variants, indirect=True)
 
 
 @pytest.fixture
 def harness(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[AmqpHarness]:
     """The variants."""
-    harness = AmqpHarness(broker, VARIANTS[request.param], str(abs(hash(request.node.name))))
+    kind, variant = (TopicHarness, "static") if request.param == TOPIC else (AmqpHarness, request.param)
+    harness = kind(broker, VARIANTS[variant], str(abs(hash(request.node.name))))
     yield harness
     harness.close()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
 from tm.options import Choice, Errors, Fraction, Option, Seconds, Text, WholeNumber, check, misfit
 from tm.resources import ConfigurationError
+from xa.topics import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,11 +47,14 @@ OPTIONS: Final[dict[str, Option]] = {
     "retry_for_s": Seconds(optional=True),
 }
 """What each setting but the queue may be."""
+SUBSCRIPTION: Final = Text("the name of a subscription", optional=True)
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """The keyword arguments of `TransactionManager.consumer`: what `ConsumerSettings` has but for `queue`."""
+    """The keyword arguments of `TransactionManager.consumer`: what `ConsumerSettings` has but for `queue`. Of a topic
+    messages come by a `subscription`, which all processes of the application share."""
 
+    subscription: str | None
     resource: str
     workers: int
     batch: int
@@ -72,8 +76,9 @@ class ConsumerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """`queue` of the resource `resource`; `workers` at a time, up to `batch` messages in a transaction, none of which
-    is begun later than `share_s` after the first one (`tm.consumer.sharing`).
+    """`queue` of the resource `resource`, or the address of a subscription (`xa.topics`); `workers` at a time, up to
+    `batch` messages in a transaction, none of which is begun later than `share_s` after the first one
+    (`tm.consumer.sharing`).
 
     `takes` says what the handler is called with: each message, or the list of those of one transaction. A message
     that was delivered `max_deliveries` times in vain goes to the queue `dead_letter`, with what is known of its
@@ -119,9 +124,15 @@ class ConsumerSettings:
     def of(cls, queue: str, **options: Unpack[ConsumerOptions]) -> Self:
         """Those that were given; ConfigurationError for one that there is not, with the name that was meant."""
         given: dict[str, Any] = {**options}
-        if QUEUE.fits(queue):
-            check(f"consumer of {queue}", OPTIONS, given)
-        return cls(queue, **given)
+        if not QUEUE.fits(queue):
+            return cls(queue)
+        whose = f"consumer of {queue}"
+        check(whose, {**OPTIONS, "subscription": SUBSCRIPTION}, given)
+        try:
+            source = source_of(queue, given.pop("subscription", None))
+        except ValueError as error:
+            raise ConfigurationError(f"{whose}: {error}") from None
+        return cls(source, **given)
 
     @property
     def _whose(self) -> str:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from dtx.broker.queues.topics import fits
 from rm_amqp.message import read
 from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager, configuration_from
 from tm.consumer.failures import Failures
@@ -35,6 +36,7 @@ from tm.log.factory import open_log
 from tm.resources import find_factory
 from xa import Code, XaMisuse
 from xa.coroutines import drive
+from xa.topics import SUBSCRIPTION, TOPIC, is_topic, topic_of
 from xabridge.app.scheduler import Scheduler
 from xabridge.testing.faults import FailingLog, Faults, Killed, failing
 from xabridge.testing.in_process import TestBroker
@@ -59,6 +61,19 @@ NODE: Final = "test"
 BROKERS: Final = ("amqp", "amqps", "dynamic+amqp", "dynamic+amqps", "amqp010", "amqp010s", "openwire", "openwire+ssl")
 POSTGRES: Final = ("postgres", "postgresql")
 MEMORY: Final = "/dev/shm"  # noqa: S108 — a folder with a name of its own is made in it
+
+
+def _place(queue: str) -> str:
+    """Where the messages of a queue are; of a topic, those that the App has sent there."""
+    return f"{queue}{SUBSCRIPTION}{NODE}" if is_topic(queue) else queue
+
+
+def _goes_to(topic: str, source: str) -> bool:
+    """Whether the messages of a topic go to a subscription."""
+    pattern = topic_of(source)
+    if pattern is None or not is_topic(topic):
+        return False
+    return fits(pattern.removeprefix(TOPIC).split("."), topic.removeprefix(TOPIC).split("."))
 
 
 class TestApp:
@@ -91,26 +106,30 @@ class TestApp:
     def deliver(self, queue: str, *values: Any, **more: Unpack[MessageFields]) -> None:
         """Sends `values` to a queue, and has its handler take what waits there, one delivery after the other, until
         nothing does. What a delivery fails with is raised: the message waits again then. `more` are fields of the
-        messages. A consumer that has a name of its own is meant by that, instead of the queue."""
+        messages. A consumer that has a name of its own is meant by that, instead of the queue. Of a topic, the handlers
+        of all of its subscriptions do so, one after the other."""
         self._put(queue, values, more)
-        while self._may_receive(queue):
-            passed = asyncio.run(self._pass(queue)) if self._is_async(queue) else drive(self._pass(queue))
-            if not self._has_received(passed):
-                return
+        for source in self._sources(queue):
+            while self._may_receive(source):
+                passed = asyncio.run(self._pass(source)) if self._is_async(source) else drive(self._pass(source))
+                if not self._has_received(passed):
+                    break
 
     async def adeliver(self, queue: str, *values: Any, **more: Unpack[MessageFields]) -> None:
         """`deliver` for tests that are coroutines; handlers that are run in the test's event loop."""
         await asyncio.to_thread(self._put, queue, values, more)
-        while self._may_receive(queue):
-            if self._is_async(queue):
-                passed = await self._pass(queue)
-            else:
-                passed = await asyncio.to_thread(lambda: drive(self._pass(queue)))
-            if not self._has_received(passed):
-                return
+        for source in self._sources(queue):
+            while self._may_receive(source):
+                if self._is_async(source):
+                    passed = await self._pass(source)
+                else:
+                    passed = await asyncio.to_thread(drive, self._pass(source))
+                if not self._has_received(passed):
+                    break
 
     def sent(self, queue: str, wanted: type | None = None) -> list[Any]:
-        """The bodies of the messages that are in a queue: as the types that were sent there, or as `wanted`."""
+        """The bodies of the messages that are in a queue, or that the App has sent to a topic: as the types that were
+        sent there, or as `wanted`."""
         kind = wanted or self._types.get(queue, object)
         return [self.app.codecs.read(message, kind) for message in self.messages(queue)]
 
@@ -118,8 +137,8 @@ class TestApp:
         """The messages that are in a queue: those that a consumer can have, in their order, and then those whose time
         has not come, the next one first."""
         with self._faults.paused(), self.manager.begin() as tx:
-            found = list(tx[self._resource_of(queue)].browse(queue))
-        for later in self.broker.later(queue):
+            found = list(tx[self._resource_of(queue)].browse(_place(queue)))
+        for later in self.broker.later(_place(queue)):
             message = read(later.octets)
             message.delivery_count = later.deliveries
             found.append(message)
@@ -128,7 +147,7 @@ class TestApp:
     def later(self, queue: str) -> list[float]:
         """In how many seconds the messages of a queue come whose time has not come, the next one first: those that were
         sent with a delay, and those that are to be tried again later."""
-        return [later.in_s for later in self.broker.later(queue)]
+        return [later.in_s for later in self.broker.later(_place(queue))]
 
     def assert_sent(self, queue: str, *values: Any) -> None:
         """Exactly these are in a queue, in this order."""
@@ -138,7 +157,7 @@ class TestApp:
 
     def waiting(self, queue: str) -> int:
         """How many messages are in a queue, those included whose time has not come."""
-        return self.broker.waiting(queue)
+        return self.broker.waiting(_place(queue))
 
     def dead(self, queue: str) -> list[str]:
         """Why messages of a queue are dead letters, one reason for each."""
@@ -208,11 +227,12 @@ class TestApp:
     # --- deliveries ---------------------------------------------------------------------------------------------
 
     def _put(self, queue: str, values: tuple[Any, ...], more: MessageFields) -> None:
-        settings = self._consumer(queue).settings
+        settings = self._live[self._sources(queue)[0]].settings
+        address = queue if is_topic(queue) else settings.queue
         if values:
             with self._faults.paused(), self.manager.begin() as tx:
                 for value in values:
-                    tx[settings.resource].send(settings.queue, self.app.codecs.message(value, **more))
+                    tx[settings.resource].send(address, self.app.codecs.message(value, **more))
 
     def _may_receive(self, queue: str) -> bool:
         """Whether a delivery could bring something. A queue at a broker that the test brings is asked."""
@@ -241,11 +261,19 @@ class TestApp:
             raise passed.error
         return passed.has_received
 
-    def _consumer(self, queue: str) -> Consumer:
-        if queue not in self._live:
+    def _sources(self, queue: str) -> list[str]:
+        """The names of the consumers that get the messages of a queue or topic, at least one."""
+        found = [name for name, live in self._live.items() if name == queue or _goes_to(queue, live.settings.queue)]
+        if not found:
             known = ", ".join(sorted(self._live)) or "none"
             raise ConfigurationError(f"{queue}: the App has no consumer of this name (it has: {known})")
-        return self._live[queue]
+        return found
+
+    def _consumer(self, queue: str) -> Consumer:
+        source, *others = self._sources(queue)
+        if others:
+            raise ConfigurationError(f"{queue}: the App has several consumers: {', '.join((source, *others))}")
+        return self._live[source]
 
     def _is_async(self, queue: str) -> bool:
         return self._consumer(queue).is_async
@@ -263,6 +291,17 @@ class TestApp:
             declared.handler.check_middlewares()
             live = self._live[declared.name] = declared.connect(manager)
             live.job.failures = Failures(lambda: self.broker.clock.wall_ms() / 1000)
+            if topic_of(declared.settings.queue) is not None:
+                self._subscribe(declared.settings.queue, declared.settings.resource)
+
+    def _subscribe(self, source: str, resource: str) -> None:
+        """Makes the subscription of a consumer, as its first worker does."""
+        if resource not in self._given:
+            self.broker.subscribe(source)
+            return
+        with self._faults.paused(), self.manager.begin() as tx:
+            for _ in tx[resource].browse(source):
+                break
 
     def _make_manager(self, transaction: type[Transaction]) -> TransactionManager[Any]:
         made = self._configuration
@@ -275,12 +314,18 @@ class TestApp:
         """The class of the App's transactions, which notes the types of what is sent."""
         types = self._types
 
+        def keep(address: str) -> None:
+            if is_topic(address):
+                self.broker.subscribe(_place(address))
+
         class Noting(base):  # type: ignore[misc]  # it is the application's
             def send(self, address: str, value: Any, **more: Any) -> None:
+                keep(address)
                 super().send(address, value, **more)
                 types[address] = type(value)
 
             async def _asend(self, address: str, value: Any, *more: Any) -> None:
+                keep(address)
                 await super()._asend(address, value, *more)
                 types[address] = type(value)
 

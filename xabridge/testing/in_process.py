@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.queues.entry import State
+from dtx.broker.queues.topics import Subscription
 from dtx.broker.settings import Settings
 from dtx.store.memory import Disk, MemoryStore
+from xa.topics import topic_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,6 +121,13 @@ class TestBroker:
             return call()
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
+
+    def subscribe(self, source: str) -> None:
+        """Makes a subscription, `topic:prices::billing`, where there is none."""
+        topic = topic_of(source)
+        if topic is None:
+            raise ValueError(f"{source} is no subscription")
+        self.inside(lambda: self.broker.container.resource.subscribe(source, Subscription(topic)))
 
     def waiting(self, queue: str) -> int:
         """How many messages are in a queue, those included that a transaction holds."""
