@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,9 +13,9 @@ from xa import Code, XaError, XaMisuse
 
 
 @pytest.fixture
-def topic(queue: str) -> Iterator[str]:
+def topic(queue: str) -> str:
     """The address of a topic that no other test uses."""
-    yield f"topic:{queue}"
+    return f"topic:{queue}"
 
 
 def test_each_subscription_gets_what_is_sent_with_the_branch(client: Client, topic: str) -> None:

@@ -45,9 +45,9 @@ OPTIONS: Final[dict[str, Option]] = {
     "retry_jitter": Fraction(),
     "retry_waits": Choice("worker", "broker"),
     "retry_for_s": Seconds(optional=True),
+    "subscription": Text("the name of a subscription", optional=True),
 }
 """What each setting but the queue may be."""
-SUBSCRIPTION: Final = Text("the name of a subscription", optional=True)
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -116,7 +116,7 @@ class ConsumerSettings:
     def __post_init__(self) -> None:
         if not QUEUE.fits(self.queue):
             raise ConfigurationError(f"a consumer: {misfit('queue', QUEUE, self.queue)}")
-        check(self._whose, OPTIONS, {name: getattr(self, name) for name in OPTIONS})
+        check(self._whose, OPTIONS, {name: getattr(self, name) for name in self.__slots__ if name != "queue"})
         if self.dead_letter == self.queue:
             raise ConfigurationError(f"{self._whose}: dead_letter is the queue itself: name another one")
 
@@ -127,7 +127,7 @@ class ConsumerSettings:
         if not QUEUE.fits(queue):
             return cls(queue)
         whose = f"consumer of {queue}"
-        check(whose, {**OPTIONS, "subscription": SUBSCRIPTION}, given)
+        check(whose, OPTIONS, given)
         try:
             source = source_of(queue, given.pop("subscription", None))
         except ValueError as error:

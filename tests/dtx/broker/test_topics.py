@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from proton import Data, Delivery, Link, Message, Receiver, Terminus, symbol
 
-from dtx.amqp.values import Described, Ulong
 from dtx.broker.access.permissions import EVERYTHING, Permissions, Rule
 from dtx.broker.queues.topics import fits, topic_address
 from dtx.broker.settings import QueueSettings, Settings, TopicSettings, Unrouted, WhenSubscriptionFull
 from dtx.protocol.commands import Commit, Prepare, Rollback, Start
 from dtx.store.contract import CHUNK, StoreError, StoreFull
 from tests.dtx.broker.peer import OK, XID, Coordinator, Peer, World, post, refused_with
-from tests.dtx.broker.strangers import DETACH, Stranger, connected, said, selecting
+from tests.dtx.broker.strangers import DETACH, Stranger, connected, said, selecting, source
 
 TOPIC = "topic:prices"
 BILLING = "topic:prices::billing"
@@ -281,7 +280,7 @@ def test_a_delay_begins_at_the_commit_and_groups_are_of_a_subscription(world: Wo
 def selected(world: World, name: str, text: str) -> Stranger:
     """A durable subscription to the topic with a selector; its connection."""
     stranger = connected(world, container=name)
-    stranger.attach(0, source=Described(Ulong(0x28), [f"{TOPIC}::{name}", *[None] * 6, selecting(text)]), receiver=True)
+    stranger.attach(0, source=source(f"{TOPIC}::{name}", filters=selecting(text)), receiver=True)
     return stranger
 
 
