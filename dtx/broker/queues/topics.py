@@ -397,7 +397,9 @@ class Topics:
             self.deleting.discard(name)
             self._answer(answers)
 
-        self._submit(batch, done)
+        # A copy, because what is submitted also gets queues that are not stored yet: when it is tried again, they may be
+        # deleted by then.
+        self._submit(Batch.merged([batch]), done)
 
     @staticmethod
     def _answer(answers: list[Answer]) -> None:

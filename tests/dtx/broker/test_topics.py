@@ -558,10 +558,12 @@ def test_wrong_names_of_subscriptions_are_refused(world: World, peer: Peer, addr
     assert not world.container.resource.queues
 
 
-def test_nothing_is_sent_to_a_pattern_or_to_a_subscription(world: World, peer: Peer) -> None:
+def test_nothing_is_sent_to_a_pattern_and_what_is_sent_to_a_subscription_is_its_own(world: World, peer: Peer) -> None:
+    """As a message that is to be tried again, and a dead letter."""
     assert "wildcards" in why(peer.sender("topic:prices.*"))
-    subscribe(peer, BILLING)
-    assert "send to its topic" in why(peer.sender(BILLING))
+    subscribe(peer, BILLING, AUDIT)
+    assert peer.post(peer.sender(BILLING), "again").remote_state == Delivery.ACCEPTED
+    assert (got(world, BILLING), got(world, AUDIT)) == (["again"], [])
     assert "no subscription" in why(peer.sender("topic:prices::other"))
     sender = peer.sender(f"{BILLING}.dead")
     assert peer.post(sender, "a consumer's dead letter").remote_state == Delivery.ACCEPTED
