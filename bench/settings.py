@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from dtx.broker.access.permissions import Rule
 from dtx.broker.config import BrokerConfig
-from dtx.broker.settings import MEGABYTE, Limits, QueueSettings, Settings
+from dtx.broker.settings import MEGABYTE, Limits, QueueSettings, Settings, TopicSettings
 from tm.config import OTHERS, Configuration
 from xa.configuration import settings_of
 from xabridge.console.settings import ConsoleSettings
@@ -79,6 +79,7 @@ TABLES: Final = (
     Table("console.md", "`[console]` | means", (ConsoleSettings,)),
     Table("broker.md", "`[broker]` | means", (BrokerConfig, Settings)),
     Table("broker.md", "`[broker.queue_defaults]` and `[broker.queues.NAME]` | means", (QueueSettings,)),
+    Table("broker.md", '`[broker.topics."PATTERN"]` | means', (TopicSettings,)),
     Table("broker.md", "`[broker.permissions.NAME]` | means", (Rule,)),
     Table("broker.md", "`[broker.limits]` | the most", (Limits,)),
 )

@@ -39,6 +39,7 @@ def source_of(address: str, subscription: str | None) -> str:
                 f"{address} is no topic, and has no subscription: a topic is written {TOPIC}NAME, and nothing behind it"
             )
         return address
+
     if subscription is None:
         raise ValueError(
             f'{address} is a topic, from which messages come by a subscription: name one, subscription="billing"'

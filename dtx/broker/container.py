@@ -178,6 +178,7 @@ class Container:
         except BaseException:
             self.resource.store.close()  # otherwise it stays locked as long as this process lives
             raise
+
         try:
             self.resource.end_subscriptions()
         except StoreError:

@@ -212,6 +212,7 @@ class TransactionalResource:
                     "restore the store from a copy"
                 )
             found.update(queue.restore(messages, locked))
+
         for queue in self.queues.values():
             if self._origins or queue.for_dead_letters:
                 queue.restore_dead_letters(self._origins)
@@ -525,6 +526,7 @@ class TransactionalResource:
             self._publish(queue, entry, answer)
             return
         entry.queue.take_place(entry)
+
         if entry.queue.lasting:
             entry.queue.expect(entry)
             write_post(turn.batch, entry)

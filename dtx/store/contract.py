@@ -274,6 +274,7 @@ class Batch:
         self.placements: dict[int, tuple[int, int, int, int, int]] = {}
         self.completions: list[tuple[int, int, int]] = []
         self.fences: dict[bytes, tuple[str, int] | None] = {}
+
         self.records: dict[int, tuple[str, str] | None] = {}
         self.dequeues: list[int] = []
         self.chunked_dequeues: list[int] = []

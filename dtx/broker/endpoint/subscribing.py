@@ -149,6 +149,7 @@ def subscription_of_link(
         raise refused(Code.XAER_INVAL, f"there are several subscriptions with this name: {topics}")
     (queue,) = found
     subscription = queue.subscription
+
     if subscription is None:
         raise ValueError(f"{queue.name} is no subscription")
     check_subscriber(connection, subscription.topic)

@@ -298,6 +298,7 @@ class Topics:
         self._submit = submit
         self._drop = drop
         self._promise = promise
+
         self._topics: dict[str, Topic] = {}
         self._of_name: dict[str, dict[Queue, None]] = {}
         """The subscriptions of one topic, by its name."""
@@ -397,8 +398,8 @@ class Topics:
             self.deleting.discard(name)
             self._answer(answers)
 
-        # A copy, because what is submitted also gets queues that are not stored yet: when it is tried again, they may be
-        # deleted by then.
+        # A copy, because what is submitted also gets the queues that are not stored yet: when it is tried again, some
+        # of them may be deleted.
         self._submit(Batch.merged([batch]), done)
 
     @staticmethod

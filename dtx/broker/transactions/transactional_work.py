@@ -198,6 +198,7 @@ class TransactionalWork:
             else:
                 write_post(batch, entry)
         effects = []
+
         for held in self.retired.values():
             entry = held.entry
             if entry.state is State.HELD:

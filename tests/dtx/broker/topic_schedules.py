@@ -151,6 +151,7 @@ class Schedule:
             self.check: 1,
         }
         chosen = self.dice.choices(list(steps), list(steps.values()), k=STEPS)
+
         for step in chosen:
             try:
                 step()
@@ -252,6 +253,7 @@ class Schedule:
             topic = self.dice.choice(TOPICS)
             branch.work.post(self._entry(topic))
             work.posts.append((topic, self.numbers))
+
         for one in self.dice.sample(self.standing(), min(len(self.standing()), self.dice.randrange(3))):
             entry = self._take(one)
             if entry is not None:
@@ -435,6 +437,7 @@ class Schedule:
             two_phase = self.container.two_phase
             self._ask(work, partial(two_phase.commit, branch, one_phase=False))
         self.check()
+
         for one in self.standing():
             while (entry := self._take(one)) is not None:
                 self.resource.retire(entry, TAKEN, None)

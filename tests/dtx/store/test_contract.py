@@ -398,6 +398,7 @@ def test_batches_that_share_a_force_end_where_they_would_one_by_one(sql_place: P
     """Random histories: many batches in a group in the store, one by one in memory."""
     dice = random.Random(seed)
     reference, history = Place(Disk()), History(dice, NUMBERS_PER_OPENING)
+
     for _ in range(3):
         opened, simple = sql_place.open(), reference.open()
         batches = [history.batch() for _ in range(dice.randrange(40))]
