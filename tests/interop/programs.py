@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 NOT_ALLOWED: Final = {"amqp:unauthorized-access"}
-NO_TOPICS: Final = {"amqp:not-implemented", "amqp:not-found", "amqp:not-allowed", "amqp:invalid-field"}
-"""The conditions with which a link to a topic may be refused."""
 
 
 def run(command: list[str], port: int, scenario: str, *, folder: Path | None = None, **options: Any) -> Any:
