@@ -419,6 +419,15 @@ class TransactionalResource:
         before, star, behind = self.settings.queues.get(name, self.settings.queue_defaults).dead_letter.partition("*")
         return name.startswith(before) and name.endswith(behind) if star else name in self._dead_letter_queues
 
+    def check_is_no_topic(self, name: str) -> None:
+        """RefusedError where a name is that of a topic, or of a subscription that is not there."""
+        if self.topics.address(name) is not None:
+            raise refused(Code.XAER_NOTA, f"{name!r} is a topic, and no queue")
+        if self.is_subscription(name):
+            raise refused(
+                Code.XAER_NOTA, f"there is no subscription {name!r}; it is a topic's, and made by who receives from it"
+            )
+
     def is_stored(self, queue: Queue) -> bool:
         """Whether the store is known to have a queue that lasts."""
         return queue.number not in self._unstored
@@ -437,8 +446,7 @@ class TransactionalResource:
             return queue
         if not self.settings.create_on_demand or name.startswith(RESERVED):
             raise refused(Code.XAER_NOTA, f"there is no queue {name!r}")
-        if self.is_subscription(name):
-            raise refused(Code.XAER_NOTA, f"there is no subscription {name!r}")
+        self.check_is_no_topic(name)
         if not name or len(name) > MAX_NAME or not name.isprintable():
             raise refused(Code.XAER_INVAL, f"a queue's name has 1 to {MAX_NAME} printable characters")
         return self.create(name)

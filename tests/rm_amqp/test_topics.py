@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -89,7 +91,7 @@ def test_asyncio(client: Client, topic: str) -> None:
 
 
 def test_wrong_use_is_refused(client: Client, topic: str, queue: str) -> None:
-    uses = {
+    uses: dict[str, Callable[[Any], object]] = {
         "is a topic, from which messages come by a subscription": lambda session: session.receive(topic, 0),
         "by a subscription": lambda session: list(session.browse(topic)),
         "is no topic": lambda session: session.receive(queue, 0, subscription="billing"),

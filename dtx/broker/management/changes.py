@@ -66,6 +66,7 @@ def create_queue(request: ManagementRequest, answer: Answer) -> None:
     if not name or len(name) > MAX_NAME or not name.isprintable() or name.startswith(RESERVED):
         message = f"a queue's name has 1 to {MAX_NAME} printable characters, and does not begin with {RESERVED}"
         raise refused(Code.XAER_INVAL, message)
+    resource.check_is_no_topic(name)
     resource.create(name)
     change(request, answer, Batch(), {"queue": name}, lambda: None)
 
@@ -104,12 +105,15 @@ def delete_queue(request: ManagementRequest, answer: Answer) -> None:
     """A queue goes, with its messages. What transactions and prepared branches hold of it, or post to it, keeps it."""
     queue, force = queue_of(request), request.flag("force")
     container = request.container
-    if queue.name in container.settings.queues:
+    if queue.name in container.settings.queues and queue.subscription is None:
         raise _kept(f"{queue.name} is in the configuration, and would come back: remove it there first, or purge it")
     if queue.depth and not force:
         raise _kept(f"{queue.name} has {queue.depth} messages: purge it first, or say `force`")
     if queue.attached and not force:
         raise _kept(f"{queue.name} has {queue.attached} consumers: close them first, or say `force`")
+    if queue.subscription is not None:
+        _delete_subscription(request, answer, queue)
+        return
     queue.closing = True  # it takes and gives nothing more
     _detach(request, queue)
     if queue.counters.held or queue.counters.pending:
@@ -132,6 +136,23 @@ def delete_queue(request: ManagementRequest, answer: Answer) -> None:
             container.resource.remember_unstored(queue)
 
     change(request, answer, batch, {"queue": queue.name, "messages": queue.depth}, done, undone)
+
+
+def _delete_subscription(request: ManagementRequest, answer: Answer, queue: Queue) -> None:
+    """A subscription goes. It stands until the audit log has that; from then on no message is for it, and its deletion
+    is tried until the store takes it."""
+    container = request.container
+    if container.resource.topics.holds(queue):
+        raise _kept(f"prepared branches have taken messages from {queue.name}; nothing was deleted")
+
+    def audited(reply: Value | Refusal) -> None:
+        if isinstance(reply, Refusal):
+            answer(reply)
+            return
+        _detach(request, queue)
+        container.resource.topics.unsubscribe(queue, lambda _: answer(reply))
+
+    change(request, audited, Batch(), {"queue": queue.name, "messages": queue.depth}, lambda: None)
 
 
 def _kept(message: str) -> Exception:

@@ -294,6 +294,42 @@ def test_a_delayed_message_is_due_once_whatever_happens_at_its_commit(child: Bro
     assert child.start().contents("orders") == ["later"]
 
 
+@pytest.mark.parametrize("step", list(Step))
+def test_a_commit_to_a_topic_is_for_every_subscription_or_for_none(child: BrokerChild, step: Step) -> None:
+    """Also for one that was made after the prepare; and after a kill at the deletion of one, the others have all."""
+    peer = child.start()
+    billing, audit, late = (f"topic:prices::{name}" for name in ("billing", "audit", "late"))
+    for source in (billing, audit):
+        peer.receiver(source).close()
+    control = peer.coordinator()
+    txn_id = control.declare(Start(XID))
+    for body in ("one", "two"):
+        peer.post(peer.sender("topic:prices"), body, txn_id)
+    control.discharge(txn_id)
+    assert peer.ask(Prepare(XID)) == Told(Code.XA_OK)
+    peer.receiver(late).close()
+
+    child.die_at(step)
+    with pytest.raises(BrokerGoneError):
+        peer.ask(Commit(XID))
+    assert child.died() == -9
+    peer = child.start()
+    committed = state(peer).branch == ""
+    assert committed is (step is Step.FORCED)
+    if not committed:
+        assert [peer.contents(source) for source in (billing, audit, late)] == [[], [], []]
+        assert peer.ask(Commit(XID)) == Told(Code.XA_OK)
+    assert [peer.contents(source) for source in (billing, audit, late)] == [["one", "two"]] * 3
+
+    child.die_at(step)
+    with pytest.raises(BrokerGoneError):
+        managed(operation="delete-queue", queue=late, force=True)(peer, None)
+    assert child.died() == -9
+    peer = child.start()
+    assert [peer.contents(source) for source in (billing, audit)] == [["one", "two"]] * 2
+    assert peer.contents(late) == ([] if step is Step.FORCED else ["one", "two"])
+
+
 MOVES: Final = 40
 """Messages that are moved from one queue to another one, each by a branch of its own."""
 

@@ -10,10 +10,11 @@ from proton import Data, Delivery, Link, Message, Receiver, Terminus, symbol
 from dtx.broker.access.permissions import EVERYTHING, Permissions, Rule
 from dtx.broker.queues.topics import Subscription, fits, topic_address
 from dtx.broker.settings import QueueSettings, Settings, TopicSettings, Unrouted, WhenSubscriptionFull
+from dtx.protocol.addresses import MANAGEMENT
 from dtx.protocol.commands import Commit, Prepare, Rollback, Start
 from dtx.protocol.conditions import RefusedError
 from dtx.store.contract import CHUNK, StoreError, StoreFull
-from tests.dtx.broker.peer import OK, XID, Coordinator, Peer, World, post, refused_with
+from tests.dtx.broker.peer import OK, XID, Coordinator, Peer, World, manage, post, refused_with
 from tests.dtx.broker.strangers import Stranger, connected, selecting, source
 
 TOPIC = "topic:prices"
@@ -279,9 +280,9 @@ def test_a_delay_begins_at_the_commit_and_groups_are_of_a_subscription(world: Wo
 
 
 # --- selectors
-def selected(world: World, name: str, text: str) -> Stranger:
+def selected(world: World, name: str, text: str, container: str = "") -> Stranger:
     """A durable subscription to the topic with a selector; its connection."""
-    stranger = connected(world, container=name)
+    stranger = connected(world, container=container or name)
     stranger.attach(0, source=source(f"{TOPIC}::{name}", filters=selecting(text)), receiver=True)
     return stranger
 
@@ -316,10 +317,10 @@ def test_a_selector_says_what_a_subscription_gets(*, crashes: bool) -> None:
 
 
 def test_two_selectors_for_one_name_are_refused(world: World) -> None:
-    for _ in range(2):
-        selected(world, "red", "colour = 'red'")
+    for container in ("one", "two"):
+        selected(world, "red", "colour = 'red'", container)
     assert world.queue(f"{TOPIC}::red").attached == 2
-    selected(world, "red", "colour = 'blue'")
+    selected(world, "red", "colour = 'blue'", "three")
     assert world.queue(f"{TOPIC}::red").attached == 2
     with pytest.raises(RefusedError) as refused:
         world.container.resource.subscribe(f"{TOPIC}::red", Subscription(TOPIC))
@@ -506,6 +507,42 @@ def test_a_deletion_that_the_store_does_not_take_is_tried_again(world: World, pe
     assert not world.disk.messages
 
 
+def test_an_operator_deletes_a_subscription_and_a_commit_meanwhile_leaves_nothing_behind(
+    world: World, peer: Peer
+) -> None:
+    subscribe(peer, BILLING, AUDIT)
+    peer.fill(TOPIC, "one")
+    peer.prepared(posts=TOPIC, body="two")
+    assert "purge it first" in manage(peer, operation="delete-queue", queue=BILLING).description
+    operator = world.connect()
+    replies, requests = operator.receiver(None, 10), operator.sender(MANAGEMENT)
+    told = {"operation": "delete-queue", "queue": BILLING, "force": True}
+    request = Message(id="1", reply_to=str(replies.remote_source.address), properties=told)
+    operator.send_octets(requests, bytes(request.encode()), "t", settled=True)
+
+    peer.request(Commit(XID))
+    world.pump(store=False)
+    world.pump()
+    assert peer.answer() == OK
+    assert BILLING not in world.container.resource.queues
+    world = world.crash()
+    assert got(world, AUDIT) == ["one", "two"]
+    assert len(world.disk.messages) == 2
+
+
+def test_an_operator_does_not_delete_what_a_prepared_branch_has_taken(world: World, peer: Peer) -> None:
+    subscribe(peer, BILLING)
+    peer.fill(TOPIC, "taken")
+    peer.prepared(takes=BILLING)
+    refused = manage(peer, operation="delete-queue", queue=BILLING, force=True)
+    assert "prepared branches have taken" in refused.description
+    assert peer.ask(Rollback(XID)) == OK
+    assert got(world, BILLING) == ["taken"]
+    assert manage(peer, operation="delete-queue", queue=BILLING, force=True) == {}
+    assert not world.disk.messages
+    assert not world.disk.pieces
+
+
 # --- attaching
 def test_a_subscriber_is_answered_when_its_subscription_is_stored(world: World) -> None:
     peer = world.connect()
@@ -575,6 +612,14 @@ def test_nothing_is_sent_to_a_pattern_and_what_is_sent_to_a_subscription_is_its_
     sender = peer.sender(f"{BILLING}.dead")
     assert peer.post(sender, "a consumer's dead letter").remote_state == Delivery.ACCEPTED
     assert got(world, f"{BILLING}.dead") == ["a consumer's dead letter"]
+
+
+def test_a_topic_is_no_queue_to_anybody(world: World, peer: Peer) -> None:
+    subscribe(peer, BILLING)
+    assert "is a topic" in why(peer.receiver(f"$depth/{TOPIC}"))
+    for name in (TOPIC, "topic:prices::new"):
+        assert "a topic" in manage(peer, operation="create-queue", queue=name).description
+    assert [queue.name for queue in world.container.resource.queues.values() if queue.lasting] == [BILLING]
 
 
 def test_durable_and_shared_are_of_topics_only(peer: Peer) -> None:

@@ -109,7 +109,7 @@ def test_wrong_declarations_say_what_is_wrong() -> None:
         ("topic:prices", {"subscription": 7}, "subscription"),
     ):
         with pytest.raises(ConfigurationError, match=why):
-            app.consumer(queue, **options)(lambda _: None)  # type: ignore[arg-type]
+            app.consumer(queue, **options)(lambda _: None)
 
 
 def test_two_processes_of_an_application_share_a_subscription(tmp_path: Path) -> None:
