@@ -139,20 +139,14 @@ def delete_queue(request: ManagementRequest, answer: Answer) -> None:
 
 
 def _delete_subscription(request: ManagementRequest, answer: Answer, queue: Queue) -> None:
-    """A subscription goes. It stands until the audit log has that; from then on no message is for it, and its deletion
-    is tried until the store takes it."""
+    """A subscription goes. From now on no message is for it, and its deletion is tried until the store takes it."""
     container = request.container
     if container.resource.topics.holds(queue):
         raise _kept(f"prepared branches have taken messages from {queue.name}; nothing was deleted")
-
-    def audited(reply: Value | Refusal) -> None:
-        if isinstance(reply, Refusal):
-            answer(reply)
-            return
-        _detach(request, queue)
-        container.resource.topics.unsubscribe(queue, lambda _: answer(reply))
-
-    change(request, audited, Batch(), {"queue": queue.name, "messages": queue.depth}, lambda: None)
+    batch, details = Batch(), {"queue": queue.name, "messages": queue.depth}
+    container.audit.write(batch, request.actor, request.text("operation"), details)
+    _detach(request, queue)
+    container.resource.topics.unsubscribe(queue, lambda _: answer({}), batch)
 
 
 def _kept(message: str) -> Exception:

@@ -366,16 +366,16 @@ class Topics:
         for topic in concerned:
             topic.remove(queue)
 
-    def unsubscribe(self, queue: Queue, answer: Answer = lambda _: None) -> None:
+    def unsubscribe(self, queue: Queue, answer: Answer = lambda _: None, batch: Batch | None = None) -> None:
         """Deletes a subscription with its messages, when no prepared branch has taken any of them; `answer` is called
-        when that is durable."""
+        when that is durable. Where none has, what `batch` says is durable with it."""
         if queue.deleted:
             answer(None)
         else:
             self._leaving.setdefault(queue, []).append(answer)
-            self._let_go(queue)
+            self._let_go(queue, batch)
 
-    def _let_go(self, queue: Queue) -> None:
+    def _let_go(self, queue: Queue, batch: Batch | None = None) -> None:
         subscription = queue.subscription
         if subscription is None or (subscription.durable and self.holds(queue)):
             return
@@ -384,7 +384,7 @@ class Topics:
             self._answer(answers)
             return
         self._stands_no_more(queue, subscription.topic)
-        batch = Batch()
+        batch = batch or Batch()
         queue.write_deletion(batch)
         self._drop(queue)
         self.deleting.add(queue.name)

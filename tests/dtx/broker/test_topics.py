@@ -516,8 +516,8 @@ def test_an_operator_deletes_a_subscription_and_a_commit_meanwhile_leaves_nothin
     assert "purge it first" in manage(peer, operation="delete-queue", queue=BILLING).description
     operator = world.connect()
     replies, requests = operator.receiver(None, 10), operator.sender(MANAGEMENT)
-    told = {"operation": "delete-queue", "queue": BILLING, "force": True}
-    request = Message(id="1", reply_to=str(replies.remote_source.address), properties=told)
+    asked = {"operation": "delete-queue", "queue": BILLING, "force": True}
+    request = Message(id="1", reply_to=str(replies.remote_source.address), properties=asked)
     operator.send_octets(requests, bytes(request.encode()), "t", settled=True)
 
     peer.request(Commit(XID))
