@@ -183,9 +183,11 @@ def test_no_wait_is_longer_than_documented(waits: Any, most_s: float, timeout_s:
 
 
 def test_options_of_a_consumer_are_its_settings() -> None:
+    """Of a topic the subscription is a part of the queue's name."""
     settings = get_type_hints(ConsumerSettings)
     assert settings.pop("queue") is str
-    assert get_type_hints(ConsumerOptions) == settings
+    assert get_type_hints(ConsumerOptions) == {**settings, "subscription": str | None}
+    assert ConsumerSettings.of("topic:prices", subscription="billing").queue == "topic:prices::billing"
 
 
 def test_a_first_wait_that_no_worker_can_hold_is_refused() -> None:

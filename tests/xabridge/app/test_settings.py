@@ -90,6 +90,8 @@ CASES: list[tuple[Callable[..., None], str, Any, str]] = [
     ),
     (consume, "retry_waits", "brokr", "expected 'worker' or 'broker'; did you mean retry_waits='broker'?"),
     (consume, "retry_waits", None, "retry_waits is None: expected 'worker' or 'broker'"),
+    (consume, "subscription", 7, "subscription is 7: expected the name of a subscription"),
+    (consume, "subscription", "billing", "orders is no topic, and has no subscription"),
     (consume, "retry_for_s", "x", f"retry_for_s is 'x': {SECONDS}, or None"),
     (consume, "retry_for_s", timedelta(minutes=5), "did you mean retry_for_s=300.0?"),
     (schedule, "expression", 5, "schedule: expression is 5: expected a cron expression, as in schedule("),
