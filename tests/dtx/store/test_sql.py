@@ -17,6 +17,7 @@ from sqlalchemy import Engine, event
 
 from dtx.broker.broker import rehearse_start
 from dtx.store.contract import (
+    PENDING,
     Batch,
     Restored,
     Step,
@@ -29,10 +30,12 @@ from dtx.store.contract import (
     StoreStopped,
 )
 from dtx.store.sql import SqlStore
+from dtx.store.sql.disk_reserve import DiskReserve
 from dtx.store.sql.inspection import look_at_store
 from dtx.store.sql.store import open_database
 from tests.dtx.store.stores import WAIT_S, Loop, Opened, Place, enqueued
 from tests.postgres import Postgres
+from xa import Xid
 
 QUEUE = 1
 
@@ -382,3 +385,29 @@ def test_folders_that_it_makes_are_there_durably(tmp_path: Path, monkeypatch: py
     open_database(f"sqlite:///{tmp_path}/one/two/store.db").close()
     for folder in (tmp_path, tmp_path / "one", tmp_path / "one" / "two"):
         assert str(folder) in forced
+
+
+def test_what_was_promised_is_kept_free_of_what_takes_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies of a message that a branch has posted to a topic take what was kept for them."""
+    monkeypatch.setattr(DiskReserve, "free", 12 << 20)
+    place = Place(f"sqlite:///{tmp_path / 'store.db'}")
+    opened = place.open()
+    with opened.batch() as batch:
+        batch.create_queue(1, "orders")
+        batch.enqueue(2, 1, PENDING, b"posted")
+        batch.prepare(3, Xid(1, b"g", b"b"), "me", 1, enqueues=[2])
+
+    opened.store.promised = 10 << 20
+    more, copies = Batch(), Batch()
+    more.enqueue(4, 1, 4, b"x" * 1000)
+    copies.finish(3)
+    copies.unpost(2)
+    for number in (5, 6):
+        copies.copy(number, 2, 1, number, 6)
+    refused, taken = opened.submit(more, copies)
+    assert isinstance(refused, StoreFull)
+    assert taken is None
+    opened.store.promised = 0
+    opened.keep(more)
+    assert [message.number for message in place.open().restored.messages()] == [4, 5, 6]
+    place.close()
