@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.broker.queues.outcomes import Outcome
-    from dtx.broker.queues.topics import Subscription
+    from dtx.broker.queues.subscription import Subscription
     from dtx.broker.timer_queue import Timer
     from dtx.store.contract import MessageStore, Restored, StoredQueue
     from xa import Xid

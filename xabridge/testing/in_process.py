@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.queues.entry import State
-from dtx.broker.queues.topics import Subscription
+from dtx.broker.queues.subscription import Subscription
 from dtx.broker.settings import Settings
 from dtx.store.memory import Disk, MemoryStore
 from xa.topics import topic_of

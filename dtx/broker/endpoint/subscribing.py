@@ -25,7 +25,8 @@ from dtx.amqp.performatives import Source
 from dtx.broker.access.permissions import Action
 from dtx.broker.endpoint.link import check_permission
 from dtx.broker.endpoint.outgoing_link import OutgoingLink
-from dtx.broker.queues.topics import Subscription, check_name, is_pattern, private_name, subscription_address
+from dtx.broker.queues.subscription import Subscription
+from dtx.broker.queues.topics import check_name, is_pattern, private_name, subscription_address
 from dtx.broker.transactional_resource import not_stored
 from dtx.protocol.conditions import refused
 from xa import Code

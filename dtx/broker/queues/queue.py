@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dtx.broker.queues.entry import Browser, Consumer
     from dtx.broker.queues.message_times import ExpirySchedule, Schedule
     from dtx.broker.queues.outcomes import Outcome
-    from dtx.broker.queues.topics import Subscription
+    from dtx.broker.queues.subscription import Subscription
     from dtx.broker.settings import QueueSettings
     from dtx.store.contract import Batch, StoredMessage
 

@@ -19,14 +19,12 @@ A subscription is deleted when no prepared branch has taken messages from it, an
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.queues.entry import Entry, write_post
 from dtx.broker.queues.queue import Queue
-from dtx.broker.queues.selector import Selector
+from dtx.broker.queues.subscription import Subscription
 from dtx.broker.settings import QueueSettings, TopicSettings, Unrouted, WhenSubscriptionFull
 from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import PENDING, Batch, StoreDamaged
@@ -94,29 +92,6 @@ def fits(pattern: list[str], words: list[str]) -> bool:
         else:
             return False
     return all(one == "#" for one in pattern[at:])
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """What a queue is a subscription of: the address of its topics. `durable` ones last until they are deleted. A
-    `shared` one may have several consumers. `selector` says which messages it gets."""
-
-    topic: str
-    durable: bool = True
-    shared: bool = True
-    selector: Selector | None = None
-
-    def encode(self) -> str:
-        """The text that the store keeps with the queue, whose name has the topic."""
-        selector = None if self.selector is None else self.selector.text
-        return json.dumps({"durable": self.durable, "shared": self.shared, "selector": selector})
-
-    @classmethod
-    def decode(cls, topic: str, text: str) -> Subscription:
-        """What `encode` made."""
-        given = json.loads(text)
-        selector = given["selector"]
-        return cls(topic, given["durable"], given["shared"], None if selector is None else Selector.parse(selector))
 
 
 class PostedMessage:

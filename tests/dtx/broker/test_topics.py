@@ -8,7 +8,8 @@ import pytest
 from proton import Data, Delivery, Link, Message, Receiver, Terminus, symbol
 
 from dtx.broker.access.permissions import EVERYTHING, Permissions, Rule
-from dtx.broker.queues.topics import Subscription, fits, topic_address
+from dtx.broker.queues.subscription import Subscription
+from dtx.broker.queues.topics import fits, topic_address
 from dtx.broker.settings import QueueSettings, Settings, TopicSettings, Unrouted, WhenSubscriptionFull
 from dtx.protocol.addresses import MANAGEMENT
 from dtx.protocol.commands import Commit, Prepare, Rollback, Start

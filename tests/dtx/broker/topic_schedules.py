@@ -25,7 +25,8 @@ from dtx.broker.queues.entry import Entry, State
 from dtx.broker.queues.outcomes import TAKEN
 from dtx.broker.queues.queue import Queue
 from dtx.broker.queues.selector import Selector
-from dtx.broker.queues.topics import Subscription, Topic, Topics
+from dtx.broker.queues.subscription import Subscription
+from dtx.broker.queues.topics import Topic, Topics
 from dtx.broker.settings import Settings
 from dtx.broker.transactional_resource import TransactionalResource
 from dtx.broker.transactions.branches import Registry
