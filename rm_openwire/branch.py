@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rm_amqp.session_contract import NoMessage
-from rm_openwire.errors import ConnectionLost, Refused
+from rm_openwire.errors import ConnectionLost, Refused, rollback_code_of
 from rm_openwire.messages import decoded_message, destination_of, encoded_message
 from rm_openwire.primitives import decode_map, encode_map
 from rm_openwire.session import Session
@@ -310,8 +310,9 @@ class BranchWork(UnitOfWork):
         if code is Code.XAER_PROTO:  # another client prepared a branch of this xid
             self._learn(BeginningVerb.DOUBT)
         self._roll_back(self._own("prepare"))
-        vote = code if code in ROLLBACK_CODES else None
-        return xa_error(vote or Code.XA_RBOTHER, f"prepare: {refused}", self.xid)
+        if code is None or code not in ROLLBACK_CODES:
+            code = rollback_code_of(refused.cause)
+        return xa_error(code, f"prepare: {refused}", self.xid)
 
     def _not_committed(self, refused: Refused) -> XaError:
         code = refused.code
@@ -458,9 +459,9 @@ class BranchWork(UnitOfWork):
 
     def _work_refused(self, refused: Refused) -> XaError:
         code = refused.code
-        if code not in ROLLBACK_CODES:
-            code = Code.XA_RBTIMEOUT if code is Code.XAER_NOTA else Code.XA_RBOTHER
-        return xa_error(code or Code.XA_RBOTHER, f"work: {refused}", self.xid)
+        if code is None or code not in ROLLBACK_CODES:
+            code = Code.XA_RBTIMEOUT if code is Code.XAER_NOTA else rollback_code_of(refused.cause)
+        return xa_error(code, f"work: {refused}", self.xid)
 
     def send(self, address: str, message: Encodable) -> None:
         """Sends a message in the branch."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 ARTEMIS: Final = "org.apache.activemq.artemis."
 """How the names of classes begin that only Artemis has."""
 _MARKED: Final = re.compile(r"xaErrorCode:(-?[0-9]{1,3})")
+_FULL: Final = frozenset({"ResourceAllocationException", "ActiveMQAddressFullException"})
+"""The classes that say that there is no room for a message."""
 _BY_WORDS: Final[tuple[tuple[str, Code], ...]] = (
     ("Transaction not started", Code.XAER_NOTA),
     ("has not been started", Code.XAER_NOTA),
@@ -59,6 +61,12 @@ def code_of(cause: Throwable) -> Code | None:
         if words in cause.message:
             return code
     return _BY_CLASS.get(cause.name.rpartition(".")[2])
+
+
+def rollback_code_of(cause: Throwable) -> Code:
+    """The XA_RB* for a branch that is rolled back because of an exception, where that stands for none itself:
+    XA_RBTRANSIENT where there was no room."""
+    return Code.XA_RBTRANSIENT if cause.name.rpartition(".")[2] in _FULL else Code.XA_RBOTHER
 
 
 def is_security(cause: Throwable) -> bool:

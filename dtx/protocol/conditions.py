@@ -75,6 +75,7 @@ CODE_OF_CONDITION: Final[dict[str, Code]] = {
     Condition.INVALID_FIELD: Code.XAER_INVAL,
     Condition.DECODE_ERROR: Code.XAER_INVAL,
     Condition.NOT_IMPLEMENTED: Code.XAER_INVAL,
+    Condition.RESOURCE_LIMIT: Code.XA_RETRY,
 }
 """Condition → code where an error has no `xa-status` (a broker that is not ours); XAER_RMERR for the rest."""
 
@@ -93,6 +94,11 @@ class Refusal:
     code: Code
     xid: Xid | None = None
     delivery_tag: bytes | None = None
+
+    @property
+    def rollback_code(self) -> Code:
+        """The code of a transaction that can't be committed because of this: XA_RBTRANSIENT where there was no room."""
+        return Code.XA_RBTRANSIENT if self.code is Code.XA_RETRY else Code.XA_RBOTHER
 
     def info(self) -> Map:
         """The error's info map: the status, the xid in its text form, and the delivery-tag."""

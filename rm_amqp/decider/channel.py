@@ -220,8 +220,22 @@ def refusal_in(answer: Answer, expected: bytes = TAKE) -> Refusal | None:
         outcome = (*_items(answer.fields), None, None)[1]
         if isinstance(outcome, Described) and outcome.descriptor in _NAMES[expected[2]]:
             return None
+    if (why := answer.refusal or _error_in(outcome)) is not None:
+        return why
     reason = f"its outcome is {outcome or hex(answer.code)}"
-    return answer.refusal or Refusal(Condition.INTERNAL_ERROR, f"a message was not taken: {reason}", Code.XAER_RMERR)
+    return Refusal(Condition.INTERNAL_ERROR, f"a message was not taken: {reason}", Code.XAER_RMERR)
+
+
+def _error_in(outcome: Any) -> Refusal | None:
+    """The error in a rejected outcome; None where there is none."""
+    if not isinstance(outcome, Described) or outcome.descriptor not in _NAMES[REJECTED]:
+        return None
+    error = outcome.value[0] if isinstance(outcome.value, list) and outcome.value else None
+    if not isinstance(error, Described) or not isinstance(error.value, list):
+        return None
+    condition, description, info = (*error.value, None, None, None)[:3]
+    text = description if isinstance(description, str) else None
+    return Refusal.read(str(condition or ""), text, info if isinstance(info, dict) else None)
 
 
 def _items(fields: bytes | None) -> list[Any]:

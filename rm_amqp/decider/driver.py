@@ -278,7 +278,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         try:
             branch.pooled.connection.run(branch.pooled.channel.finish(branch.work, self.connections.deadline()))
         except RefusedError as error:
-            code = error.refusal.code if error.refusal.code in ROLLBACK_CODES else Code.XA_RBOTHER
+            code = error.refusal.code if error.refusal.code in ROLLBACK_CODES else error.refusal.rollback_code
             return xa_error(code, f"end: {error.refusal.description or error.refusal.condition}", branch.xid)
         except (ConnectionLost, TimedOut) as why:
             raise lost_error("end", why, branch.xid) from None
@@ -384,7 +384,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
                 self._discard(branch)
                 why_not = f"{verb}: the broker did not report its outcome ({cause.condition}: {cause.description})"
                 raise xa_error(Code.XAER_RMFAIL, why_not, xid) from None
-            code = cause.code if cause.code in ROLLBACK_CODES else Code.XA_RBOTHER
+            code = cause.code if cause.code in ROLLBACK_CODES else cause.rollback_code
             error = xa_error(code, f"{verb}: {cause.description or cause.condition}", xid)
         except (ConnectionLost, TimedOut) as why:
             if attempt.asked:

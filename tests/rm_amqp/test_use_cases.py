@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from dtx.broker.settings import QueueSettings, Settings
 from rm_amqp import Message
 from rm_amqp.connections import REAP_S
 from tests.rm_amqp.client import RMID, Client, NetworkClient
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.network import Network
-from tm import TransactionManager
+from tm import RolledBack, TransactionManager
+from tm.faults import fault_of
 from tm.resources import ResourceConfig
+from tm.resources.resource import Mode
 from xa import TMNOWAIT, Code, ThreadOfControl, TryAgain, Xid, entered
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
@@ -130,3 +133,33 @@ def test_the_pool_is_bounded(connect: Connect) -> None:
 
 
 # --- asyncio -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phases", ["one", "two", "decider"])
+def test_a_queue_without_room_is_no_fault_of_what_was_handled(tmp_path: Path, phases: str) -> None:
+    """Consumers would make dead letters of innocents; a message that no room is enough for is one by itself."""
+    limited = Settings(queues={"full": QueueSettings(max_depth=1), "small": QueueSettings(max_octets=1000)})
+    brokers = [EmbeddedBroker(tmp_path, settings=limited)]
+    if phases == "two":
+        (tmp_path / "other").mkdir()
+        brokers.append(EmbeddedBroker(tmp_path / "other"))
+    mode: Mode = "decider" if phases == "decider" else "two-phase"
+    resources = {
+        f"broker-{number}": ResourceConfig(f"amqp://{one.address}", mode) for number, one in enumerate(brokers)
+    }
+    log = None if phases == "decider" else f"file://{tmp_path}/log"
+
+    with TransactionManager("node-1", log, resources, background=False) as manager:
+
+        def send(queue: str, body: bytes) -> None:
+            with manager.begin() as tx:
+                for name in resources:
+                    tx[name].send(queue if name == "broker-0" else "elsewhere", Message(body))
+
+        send("full", b"fits")
+        for queue, body, is_excused in [("full", b"one more", True), ("small", b"x" * 2000, False)]:
+            with pytest.raises(RolledBack) as raised:
+                send(queue, body)
+            assert fault_of(raised.value).is_excused is is_excused, raised.value
+    for one in brokers:
+        one.stop()

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from rm_openwire.endpoint import Endpoint
-from rm_openwire.errors import ConnectionLost, Refused, code_of
+from rm_openwire.errors import ConnectionLost, Refused, code_of, rollback_code_of
 from rm_openwire.primitives import encode_map
 from rm_openwire.wire import (
     BrokerId,
@@ -126,6 +126,18 @@ def test_a_ping_is_answered_and_what_comes_late_is_dropped() -> None:
 )
 def test_what_the_exceptions_mean(name: str, message: str, code: Code | None) -> None:
     assert code_of(Throwable(name, message)) is code
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("javax.jms.ResourceAllocationException", Code.XA_RBTRANSIENT),
+        ("org.apache.activemq.artemis.api.core.ActiveMQAddressFullException", Code.XA_RBTRANSIENT),
+        ("java.io.IOException", Code.XA_RBOTHER),
+    ],
+)
+def test_a_branch_for_which_there_is_no_room_may_be_tried_again(name: str, code: Code) -> None:
+    assert rollback_code_of(Throwable(name, "Queue is full full")) is code
 
 
 def test_hostile_brokers() -> None:

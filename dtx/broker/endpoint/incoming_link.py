@@ -14,7 +14,8 @@ from dtx.broker.endpoint.link import FATAL, ReceivingLink, refusal_of
 from dtx.broker.queues.dead_letters import noted_origin
 from dtx.broker.queues.entry import Entry
 from dtx.broker.queues.payloads import with_format
-from dtx.protocol.conditions import Refusal, RefusedError
+from dtx.protocol.conditions import Refusal, RefusedError, refused
+from xa import Code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,9 +118,12 @@ class IncomingLink(ReceivingLink):
         if queue.deleted or queue.closing:
             raise WireError(Condition.NOT_FOUND, f"the queue {queue.name} is gone")
         full = queue.refusal(len(octets))
-        if full:
-            raise WireError(Condition.RESOURCE_LIMIT, full)
-        return queue
+        if not full:
+            return queue
+        if 0 < queue.largest < len(octets):
+            message = f"a message of {len(octets)} octets; {queue.name} takes at most {queue.largest} in all"
+            raise WireError(Condition.MESSAGE_SIZE, message)
+        raise refused(Code.XA_RETRY, full)
 
     def _foreign_entry(self, octets: bytes, message_format: int) -> Entry:
         """A message of another format than 0: it is passed on as the octets that it is, with its format."""

@@ -374,10 +374,17 @@ class ReceivingLink(Link, ABC):
             self.detach(Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_RMERR))
         elif connection.partial_octets > self.container.limits.partial_octets:
             message = f"{connection.partial_octets} octets of messages that are not complete"
-            self.detach(Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_RMERR))
+            self._no_room(message, self.container.limits.partial_octets)
         elif unstored.octets > unstored.limit:
             message = f"{unstored.octets} octets of messages that are not complete, or whose transactions are open"
-            self.detach(Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_RMERR))
+            self._no_room(message, unstored.limit)
+
+    def _no_room(self, message: str, limit: int) -> None:
+        code = Code.XAER_RMERR if len(self._parts) > limit else Code.XA_RETRY
+        refusal = Refusal(Condition.RESOURCE_LIMIT, message, code)
+        if self._partial is not None:  # its discharge may be answered before the link is detached
+            self._partial.refuse_success(refusal)
+        self.detach(refusal)
 
     def _too_large(self, delivery: IncomingDelivery, context: TransactionalContext | None) -> None:
         message = f"a message has at most {self._limit} octets here"

@@ -10,7 +10,6 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
-from dtx.amqp.conditions import Condition
 from dtx.amqp.encoding import encode
 from dtx.amqp.messages import read_request, response_message
 from dtx.broker.endpoint.link import ReceivingLink, refusal_of
@@ -48,8 +47,7 @@ class RequestLink(ReceivingLink):
             if request.reply_to not in self.connection.nodes.queues:
                 raise refused(Code.XAER_INVAL, "reply-to is to be a dynamic node of this connection")
             if self.connection.nodes.queues[request.reply_to].full:
-                message = "too many responses are waiting to be read"
-                raise refused(Code.XAER_RMERR, message, condition=Condition.RESOURCE_LIMIT)
+                raise refused(Code.XA_RETRY, "too many responses are waiting to be read")
         except (RefusedError, WireError) as error:
             if not settled:
                 self.refuse(delivery, refusal_of(error), None)

@@ -174,6 +174,11 @@ class Queue:
         """Whether no more may be posted."""
         return bool(self.refusal(0))
 
+    @property
+    def largest(self) -> int:
+        """The octets of the largest message for which there could be room; 0: any."""
+        return self.settings.max_octets
+
     def refusal(self, octets: int) -> str:
         """Why no message of so many octets may be posted, "" where it may. What transactions and prepared branches post
         counts from the moment at which it is posted, so that no commit has to be refused for lack of room. Where the

@@ -135,6 +135,12 @@ class Topic(Queue):
             self._topics.promise(-len(self._posted))
 
     # -- messages
+    @property
+    def largest(self) -> int:
+        if self._topic_settings.when_subscription_full is not WhenSubscriptionFull.REFUSE:
+            return 0
+        return min(filter(None, (queue.largest for queue in self.subscriptions)), default=0)
+
     def refusal(self, octets: int) -> str:
         """Why no message may be posted. A subscription that has a selector, and no room, refuses what it would not
         get."""

@@ -308,10 +308,9 @@ class Registry:
         limits = self._resource.limits
         if self._of_user[owner] >= limits.branches_per_user and not self._forget_dead(owner):
             message = f"{owner or 'anonymous'} has {self._of_user[owner]} branches, as many as a user may have"
-            raise refused(Code.XAER_RMERR, message, xid, Condition.RESOURCE_LIMIT)
+            raise refused(Code.XA_RETRY, message, xid)
         if len(self._branches) >= limits.branches and not any(map(self._forget_dead, tuple(self._dead))):
-            message = f"there are {len(self._branches)} branches"
-            raise refused(Code.XAER_RMERR, message, xid, Condition.RESOURCE_LIMIT)
+            raise refused(Code.XA_RETRY, f"there are {len(self._branches)} branches", xid)
 
         branch = Branch(
             self, xid, owner, TransactionalWork(self._resource.limits, self._resource.unstored, self._resource.reasons)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from dtx.amqp.conditions import Condition
 from dtx.broker.queues.outcomes import TAKEN, TAKEN_OCTETS, Outcome, transactional_state
 from dtx.broker.transactions.state_tables import LOCAL, LocalState, LocalVerb
-from dtx.broker.transactions.transactional_work import HeldMessage, LiveDelivery, TransactionalWork, WorkFullError
-from dtx.protocol.conditions import Refusal, RefusedError, refused
+from dtx.broker.transactions.transactional_work import HeldMessage, LiveDelivery, TransactionalWork, rolled_back_by
+from dtx.protocol.conditions import Refusal, RefusedError
 from dtx.store.contract import Batch
 from xa import Code
 from xa.machine import Result, advance
@@ -164,10 +164,7 @@ class WorkContext:
 
     def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> bytes | None:
         self.check()
-        try:
-            self.work.post(entry, answer)
-        except WorkFullError as error:
-            raise refused(Code.XAER_RMERR, str(error), condition=Condition.RESOURCE_LIMIT) from None
+        self.work.post(entry, answer)
         return self._presumed
 
     def acquire(self, delivery: Delivery) -> None:
@@ -281,7 +278,7 @@ class LocalTransaction(WorkContext):
             else:
                 self.state = advance(LOCAL, self.state, LocalVerb.FORCED, Result.RB)
                 self._undo()
-                answer(Refusal(Condition.ROLLBACK, f"rolled back: {error}", Code.XA_RBOTHER))
+                answer(Refusal(Condition.ROLLBACK, f"rolled back: {error}", rolled_back_by(error)))
 
         self._over()
         if self.work.empty:
@@ -293,7 +290,7 @@ class LocalTransaction(WorkContext):
         if self.state is LocalState.ACTIVE:
             self.state = advance(LOCAL, self.state, LocalVerb.BREAK)
             message = f"rolled back: {refusal.description}"
-            self._cause = Refusal(Condition.ROLLBACK, message, Code.XA_RBOTHER)
+            self._cause = Refusal(Condition.ROLLBACK, message, refusal.rollback_code)
             self._undo()
 
     def lose(self) -> None:
@@ -337,7 +334,7 @@ class DistributedContext(WorkContext):
             raise RefusedError(self.branch.why())
 
     def refuse_success(self, refusal: Refusal) -> None:
-        self.branch.fail(refusal.description)
+        self.branch.fail(refusal.description, refusal.rollback_code)
 
 
 def unknown_id(txn_id: bytes) -> Refusal:

@@ -13,8 +13,9 @@ from dtx.amqp.conditions import Condition
 from dtx.broker.queues.entry import Entry, MessageMove, State, write_post
 from dtx.broker.queues.outcomes import FAILED, TAKEN, Outcome, decode_outcomes, encode_outcomes
 from dtx.broker.queues.topics import Topic
-from dtx.protocol.conditions import Refusal
+from dtx.protocol.conditions import Refusal, refused
 from dtx.protocol.replies import ACCEPTED
+from dtx.store.contract import StoreRefused
 from xa import Code
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from dtx.broker.queues.counters import UnstoredMemory
     from dtx.broker.queues.outcomes import FailureReasons
     from dtx.broker.settings import Limits
-    from dtx.store.contract import Batch
+    from dtx.store.contract import Batch, NotStored
 
 
 class LiveDelivery(Protocol):
@@ -70,8 +71,9 @@ class HeldMessage:
         return (self.outcome or self.default).code == ACCEPTED
 
 
-class WorkFullError(Exception):
-    """The transaction holds as much as one may."""
+def rolled_back_by(error: NotStored) -> Code:
+    """What a transaction is rolled back with because of it: XA_RBTRANSIENT where the store takes nothing now."""
+    return Code.XA_RBOTHER if isinstance(error, StoreRefused) else Code.XA_RBTRANSIENT
 
 
 class TransactionalWork:
@@ -108,15 +110,20 @@ class TransactionalWork:
 
     # -- what the controller does
     def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None = None) -> None:
-        """A message to be made available; `answer` is called with the result. WorkFullError: nothing happened."""
+        """A message to be made available; `answer` is called with the result. RefusedError: nothing happened;
+        XA_RETRY: others have the room that it needs."""
         if (
             len(self.posts) >= self.limits.transaction_messages
             or self.octets + entry.size > self.limits.transaction_octets
         ):
-            raise WorkFullError(f"the transaction posts {len(self.posts)} messages of {self.octets} octets")
+            message = f"the transaction posts {len(self.posts)} messages of {self.octets} octets"
+            raise refused(Code.XAER_RMERR, message, condition=Condition.RESOURCE_LIMIT)
         unstored = self._unstored
         if unstored.octets + entry.size > unstored.limit:
-            raise WorkFullError(f"all transactions that are open post {unstored.octets} octets")
+            code = Code.XAER_RMERR if self.octets + entry.size > unstored.limit else Code.XA_RETRY
+            message = f"all transactions that are open post {unstored.octets} octets"
+            raise refused(code, message, condition=Condition.RESOURCE_LIMIT)
+
         unstored.octets += entry.size
         self.octets += entry.size
         self.posts.append(entry)

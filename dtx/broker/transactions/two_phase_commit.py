@@ -14,6 +14,7 @@ from dtx.amqp.conditions import Condition
 from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK
 from dtx.broker.queues.topics import Topic
 from dtx.broker.transactional_resource import not_stored
+from dtx.broker.transactions.transactional_work import rolled_back_by
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.protocol.replies import Result as ResultReply
 from dtx.store.contract import Batch
@@ -163,7 +164,7 @@ class TwoPhaseCommit:
                 branch.work.commit(effects)
                 answer(ResultReply(Code.XA_OK))
             elif one_phase:
-                branch.fail(str(error))
+                branch.fail(str(error), rolled_back_by(error))
                 why = Refusal(Condition.ROLLBACK, f"rolled back: {error}", branch.cause, branch.xid)
                 self._give_up(branch, verb, lambda _: answer(why))  # the code alone would not tell it
             else:

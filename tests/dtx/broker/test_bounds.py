@@ -13,7 +13,7 @@ from dtx.amqp.values import Described, Symbol, Uint, Ulong
 from dtx.broker.queues import removals
 from dtx.broker.settings import Limits, QueueSettings, Settings, WhenFull
 from dtx.protocol.commands import Commit, Declare, Discharge, Fence, GetTimeout, Prepare, Rollback, Start
-from dtx.protocol.conditions import Refusal
+from dtx.protocol.conditions import CODE_OF, Refusal
 from dtx.store.contract import Batch, StoreStopped
 from dtx.store.contract import Step as StoreStep
 from tests.cases import each
@@ -33,7 +33,14 @@ from tests.dtx.broker.peer import (
     told,
 )
 from tests.dtx.broker.strangers import FLOW, TRANSFER, Stranger
-from xa import Xid
+from xa import Code, Xid
+
+
+def error_in(outcome: Described) -> tuple[str, Code]:
+    """The condition and the code of a rejected outcome."""
+    rejected: Any = outcome.value
+    condition, _, info = rejected[0].value
+    return condition, CODE_OF[info["xa-status"]]
 
 
 # -- transactions, connections and nodes
@@ -46,12 +53,14 @@ def test_transactions_and_branches_are_bounded(limits: Limits, command: Declare)
     world = World(Settings(limits=limits))
     control = world.connect().coordinator()
     txn_id = control.declare(Start(XID))
-    assert control.refused(command).condition == Condition.RESOURCE_LIMIT
+    refusal = control.refused(command)
+    code = Code.XA_RETRY if limits.branches == 1 else Code.XAER_RMERR  # others may have the branches
+    assert (refusal.condition, refusal.code) == (Condition.RESOURCE_LIMIT, code)
     world.connect().coordinator().declare()
     control.discharge(txn_id)
 
 
-@pytest.mark.parametrize("limits", [{"transaction_messages": 2}, {"transaction_octets": 30}])
+@pytest.mark.parametrize("limits", [{"transaction_messages": 2}, {"transaction_octets": 30}, {"unstored_octets": 30}])
 @pytest.mark.parametrize("start", [None, Start(XID)], ids=["local", "branch"])
 def test_what_a_transaction_posts_is_bounded(start: Start | None, limits: dict[str, int]) -> None:
     """The message that is too much is rejected, the others are committed."""
@@ -60,7 +69,7 @@ def test_what_a_transaction_posts_is_bounded(start: Start | None, limits: dict[s
     txn_id = control.declare(start)
     outcomes = [told(peer.post(sender, number, txn_id))[1] for number in range(3)]
     assert [outcome.descriptor for outcome in outcomes] == [Delivery.ACCEPTED, Delivery.ACCEPTED, Delivery.REJECTED]
-    assert outcomes[2].value[0].value[0] == Condition.RESOURCE_LIMIT
+    assert error_in(outcomes[2]) == (Condition.RESOURCE_LIMIT, Code.XAER_RMERR)
     assert not closed(sender)
     control.discharge(txn_id)
     if start is not None:
@@ -78,13 +87,14 @@ def test_what_all_open_transactions_post_is_bounded() -> None:
     for txn_id in (local, branch):
         assert told(peer.post(sender, large, txn_id))[1].descriptor == Delivery.ACCEPTED
     refused = told(peer.post(sender, large, local))[1]
-    assert refused.value[0].value[0] == Condition.RESOURCE_LIMIT
+    assert error_in(refused) == (Condition.RESOURCE_LIMIT, Code.XA_RETRY), "others have the room"
     theirs.delivery("part")
     for _ in range(2):
         theirs.stream(large)
         world.pump()
 
     assert condition_of(theirs).condition == Condition.RESOURCE_LIMIT
+    assert condition_of(theirs).code is Code.XA_RETRY
     control.discharge(branch)
     assert peer.ask(Prepare(XID)) == OK
     assert told(peer.post(sender, large, local))[1].descriptor == Delivery.ACCEPTED
@@ -305,7 +315,8 @@ def test_what_is_too_much_is_refused(settings: dict[str, int]) -> None:
 def test_a_message_that_is_larger_than_the_queue_is_refused_whatever_happens_when_it_is_full() -> None:
     for when_full in WhenFull:
         _, peer = filled(settings=full(max_octets=SIZE, when_full=when_full))
-        assert refused(post(peer, "x" * 200))
+        condition: Any = post(peer, "x" * 200).remote.condition
+        assert str(condition.name) == Condition.MESSAGE_SIZE
         assert not refused(post(peer, "x" * 100))
 
 
