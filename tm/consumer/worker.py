@@ -21,6 +21,7 @@ raises what keeps the transaction from being committed.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 from contextlib import suppress
@@ -42,7 +43,7 @@ from xa import Code, XaError
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from tm.consumer.history import History
     from tm.consumer.job import DeadLetter, Job, Postponement
@@ -293,6 +294,8 @@ class Worker:
         self._attempt = COUNTED
         """What is known of this attempt, should it fail."""
         self._unanswered: UnansweredCommit | None = None
+        self._misfits: set[str] = set()
+        """Operations of the session that can't be called as this module says, and of which the log says so."""
 
     async def run(self) -> None:
         """Works until the consumer is to stop."""
@@ -582,8 +585,16 @@ class Worker:
         method = getattr(self._session, what, None)
         if method is None:
             return _UNTOLD
-        with suppress(Exception):  # the session may be what has failed; what counts is the error of the attempt
+
+        try:
             return method(*arguments, **named)
+        except TypeError:
+            if what not in self._misfits and not _takes(method, arguments, named):
+                self._misfits.add(what)
+                of = type(self._session).__qualname__
+                logger.exception("consumer of %s: %s of %s can't be called", self._job.settings.queue, what, of)
+        except Exception:  # noqa: BLE001, S110 — the session may be what has failed; the error of the attempt counts
+            pass
         return _UNTOLD
 
     async def _put_away(self, messages: Sequence[Any]) -> None:
@@ -609,6 +620,19 @@ class Worker:
 
     async def _release(self, messages: Sequence[Any]) -> None:
         self._leave(messages, stay=False)
+
+
+def _takes(method: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether a method takes these arguments, as far as it says what it takes."""
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError:
+        return False
+    return True
 
 
 def _end_in_fork(process: int, error: BaseException | None = None) -> None:

@@ -21,6 +21,7 @@ from proton.utils import BlockingConnection
 from rm_amqp import Message
 from rm_amqp.driver import PendingOutcome
 from rm_amqp.management import ManagementClient
+from rm_amqp.session import Session
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import KINDS, PATIENCE_S, Stall
 from tests.tm.telemetry.asking import said
@@ -650,3 +651,38 @@ def test_the_place_of_a_failure_is_never_in_compiled_code_of_a_library() -> None
     line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
     here = "test_the_place_of_a_failure_is_never_in_compiled_code_of_a_library"
     assert place_of(raised.value) == f"{__file__}:{line} in {here}"
+
+
+@KINDS
+@pytest.mark.parametrize("operation", ["excuse", "explain"])
+def test_the_log_says_which_operation_of_a_session_can_not_be_called(
+    stall: Stall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, operation: str, kind: Any
+) -> None:
+    """What a session does not do is not known to other processes. Its worker goes on."""
+    monkeypatch.setattr(Session, operation, lambda _session: None)
+
+    def handle(message: Message, _tx: Transaction) -> None:
+        if message.body == "bad":
+            raise ValueError("no")
+
+    stall.put("bad", "good")
+    stall.consume(kind(handle), 2, max_deliveries=3)
+    assert [f"{operation} of Session can't be called" in message for message in caplog.messages].count(True) == 1
+    assert [body for body, _ in stall.letters()] == ["bad"]
+
+
+@pytest.mark.parametrize("error", [TypeError("unhashable"), ValueError("lost")])
+def test_a_session_that_fails_itself_can_be_called(
+    stall: Stall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def fail(*_arguments: Any) -> None:
+        raise error
+
+    def handle(_message: Message, _tx: Transaction) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(Session, "explain", fail)
+    stall.put("bad")
+    stall.consume(handle, max_deliveries=2)
+    assert not [message for message in caplog.messages if "can't be called" in message]
+    assert [body for body, _ in stall.letters()] == ["bad"]
