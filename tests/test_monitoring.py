@@ -116,6 +116,11 @@ def test_panels_stand_beside_each_other() -> None:
         taken |= cells
 
 
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
+def test_an_alert_reads_right_for_one_and_for_many(rule: dict[str, Any]) -> None:
+    assert not re.search(r"\{\{ \$value \}\} \w", rule["annotations"]["summary"]), "the number is followed by a noun"
+
+
 def test_alerts_and_the_table_of_the_guide_are_those_of_the_conditions() -> None:
     """`python -m bench.conditions` writes them."""
     assert conditions.ALERTS.read_text(encoding="utf-8") == conditions.alerts()
@@ -220,11 +225,14 @@ def test_alerts_of_a_broker_with_a_thousand_queues(tmp_path: Path) -> None:
         "XabridgeNoConsumers": [
             (
                 {**about, "xabridge_condition": "no-consumers"},
-                "8 queues of broker:9464 have messages and no consumers, the worst: q999 q998 q997",
+                "queues of broker:9464 that have messages and no consumers: 8, the worst: q999 q998 q997",
             )
         ],
         "XabridgeQueuePaused": [
-            ({**about, "xabridge_condition": "queue-paused"}, "1 queues of broker:9464 are paused, the worst: q992")
+            (
+                {**about, "xabridge_condition": "queue-paused"},
+                "queues of broker:9464 that are paused: 1, the worst: q992",
+            )
         ],
         "XabridgeDeadLetters": [
             ({**about, "xabridge_condition": "dead-letters"}, "messages of broker:9464 became dead letters")

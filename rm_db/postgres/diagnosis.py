@@ -98,7 +98,7 @@ def _prepared(facts: Any, address: Address) -> Check:
     if facts.prepared >= FULL * facts.most:
         return Check(Health.WARN, subject, found, f"resolve what is in doubt, or set it to at least {enough}")
     if facts.most < address.pool_size:
-        advice = f"set it to at least {enough}: {address.pool_size} transactions may be at work (xa_pool_size)"
+        advice = f"set it to at least {enough}: transactions that may be at work (xa_pool_size): {address.pool_size}"
         return Check(Health.WARN, subject, found, advice)
     return Check(Health.OK, subject, found)
 

@@ -107,7 +107,7 @@ class Consumer:
         trouble = (*statistics.trouble, *statistics.hanging)
         ended = self.settings.workers - workers
         if pool is not None and ended and self._state is ConsumerState.RUNNING:
-            trouble = (*trouble, f"{ended} of {self.settings.workers} workers have ended")
+            trouble = (*trouble, f"workers that have ended: {ended} of {self.settings.workers}")
         return Health(self._state, workers, len(statistics.busy), statistics.counts, trouble)
 
     # --- in threads -----------------------------------------------------------------------------------------

@@ -91,9 +91,8 @@ def _of_queues(name: str, lasts: str, summary: str) -> AlertRule:
         f'{{{{ range query (printf "topk(3, {worst})" $labels.instance) }}}}'
         " {{ .Labels.messaging_destination_name }}{{ end }}"
     )
-    return _at_broker(
-        name, lasts, f"{{{{ $value }}}} queues of {{{{ $labels.instance }}}} {summary}, the worst:{named}"
-    )
+    counted = f"queues of {{{{ $labels.instance }}}} that {summary}: {{{{ $value }}}}"
+    return _at_broker(name, lasts, f"{counted}, the worst:{named}")
 
 
 _CONSUMED: Final = "messaging_client_consumed_messages_total"
@@ -187,7 +186,7 @@ BRANCH_IN_DOUBT: Final = Condition(
     "xabridge broker branches",
     "start the node that it belongs to: its recovery completes it",
     "the broker, over all branches: prepared for `in_doubt_s` (900)",
-    _at_broker("branch-in-doubt", "1m", "{{ $value }} branches at {{ $labels.instance }} are in doubt for too long"),
+    _at_broker("branch-in-doubt", "1m", "branches in doubt for too long at {{ $labels.instance }}: {{ $value }}"),
 )
 TRANSACTION_IN_DOUBT: Final = Condition(
     "transaction-in-doubt",
@@ -261,7 +260,7 @@ RESOURCE_UNREACHABLE: Final = Condition(
     AlertRule(
         "xabridge_recovery_unreachable > 0",
         "2m",
-        "{{ $value }} resources of {{ $labels.xabridge_node }} can't be reached",
+        "resources of {{ $labels.xabridge_node }} that can't be reached: {{ $value }}",
     ),
 )
 CONSUMER_TROUBLED: Final = Condition(
@@ -275,7 +274,7 @@ CONSUMER_TROUBLED: Final = Condition(
     AlertRule(
         "xabridge_consumer_troubled > 0",
         "5m",
-        "{{ $value }} workers of {{ $labels.messaging_destination_name }} can't receive, or hang",
+        "workers of {{ $labels.messaging_destination_name }} that can't receive, or hang: {{ $value }}",
     ),
 )
 CONSUMER_FAILING: Final = Condition(
@@ -411,7 +410,7 @@ POOL_EXHAUSTED: Final = Condition(
     AlertRule(
         "db_client_connection_pending_requests > 0",
         "2m",
-        "{{ $value }} callers of {{ $labels.db_client_connection_pool_name }} wait for a connection",
+        "callers that wait for a connection of {{ $labels.db_client_connection_pool_name }}: {{ $value }}",
     ),
 )
 

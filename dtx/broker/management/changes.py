@@ -108,9 +108,9 @@ def delete_queue(request: ManagementRequest, answer: Answer) -> None:
     if queue.name in container.settings.queues and queue.subscription is None:
         raise _kept(f"{queue.name} is in the configuration, and would come back: remove it there first, or purge it")
     if queue.depth and not force:
-        raise _kept(f"{queue.name} has {queue.depth} messages: purge it first, or say `force`")
+        raise _kept(f"{queue.name} has messages ({queue.depth}): purge it first, or say `force`")
     if queue.attached and not force:
-        raise _kept(f"{queue.name} has {queue.attached} consumers: close them first, or say `force`")
+        raise _kept(f"{queue.name} has consumers ({queue.attached}): close them first, or say `force`")
     if queue.subscription is not None:
         _delete_subscription(request, answer, queue)
         return
@@ -119,8 +119,8 @@ def delete_queue(request: ManagementRequest, answer: Answer) -> None:
     if queue.counters.held or queue.counters.pending:
         queue.closing = False
         queue.look()
-        message = f"transactions or prepared branches hold {queue.counters.held} messages of {queue.name}"
-        raise _kept(f"{message} and post {queue.counters.pending} to it; nothing was deleted")
+        message = f"transactions or prepared branches hold messages of {queue.name} ({queue.counters.held})"
+        raise _kept(f"{message}, or post to it ({queue.counters.pending}); nothing was deleted")
     was_unstored = container.resource.forget_unstored(queue)
     batch = Batch()
     queue.write_deletion(batch)

@@ -224,7 +224,7 @@ def test_health_counts_the_workers_that_are_alive(stall: Stall, monkeypatch: pyt
     with consumer, HealthServer(consumer, port=0) as server:
         assert consumer.health().ok
         monkeypatch.setattr("tm.consumer.pools.TaskPool.alive", property(lambda _: 0))
-        assert consumer.health().trouble == ("3 of 3 workers have ended",)
+        assert consumer.health().trouble == ("workers that have ended: 3 of 3",)
         assert said(server.port, "live") == (
             503, {"live": False, "trouble": [f"the consumer of {stall.queue} has no workers any more"]},
         )  # fmt: skip

@@ -531,7 +531,7 @@ def test_a_queue_comes_pauses_and_goes(filled: EmbeddedBroker, operator: Visitor
     assert "paused by operator" in text_of(operator.change(f"/b/main/change/pause-queue?{path}"))
     assert "paused by" not in operator.change(f"/b/main/change/resume-queue?{path}")
     assert "delete queue made/here" in text_of(operator.change(f"/b/main/change/delete-queue?{path}"))
-    assert "has 4 messages" in operator.change("/b/main/change/delete-queue?queue=invoices", status=409)
+    assert "has messages (4)" in operator.change("/b/main/change/delete-queue?queue=invoices", status=409)
     assert "prepared branches hold" in operator.change(
         "/b/main/change/delete-queue?queue=orders", {"force": "yes"}, status=409
     )

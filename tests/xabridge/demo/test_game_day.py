@@ -69,7 +69,7 @@ def test_what_the_rules_ask_for_is_seen_with_the_text_of_the_alarm(serving: str)
     assert [(sight.condition, sight.text) for sight in seen] == [
         (AWAY, f"xabridge-node-1 {gone} does not answer"),
         (DEAD_LETTERS, f"messages of {serving} became dead letters"),
-        (NO_CONSUMERS, f'2 queues of {serving} have messages and no consumers, the worst: many few "odd" ones'),
+        (NO_CONSUMERS, f'queues of {serving} that have messages and no consumers: 2, the worst: many few "odd" ones'),
     ]
 
 

@@ -19,6 +19,7 @@ from xabridge.operations.recovery_pass import would
 from xabridge.operations.selection import MOST_GROUPS, Filter, chosen_for, groups_of, node_of
 from xabridge.operations.service import AT_ONCE, END, RECOVER, OperatorRequest
 from xabridge.operations.survey import DecisionKnowledge, NotFound, State, advice, find, state_of
+from xabridge.text import several
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -262,7 +263,11 @@ async def _many(
 ) -> PageView:
     await _check_right(console, session, place)
     proposed, ticket = await _chosen(console, place, wanted)
-    about = {"title": f"{VERBS[wanted.doing]} {len(wanted.keys)} transactions", "left_out": left_out, "filter": fields}
+    about = {
+        "title": f"{VERBS[wanted.doing]} {several(len(wanted.keys), 'transaction')}",
+        "left_out": left_out,
+        "filter": fields,
+    }
     return _choice_page(wanted, place, proposed, ticket, {**about, "why": why})
 
 
