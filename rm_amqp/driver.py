@@ -208,7 +208,8 @@ class AmqpDriver(Driver[BranchWork]):
             refusal = error.refusal
             if refusal.code not in ROLLBACK_CODES:  # it is no branch of ours: nothing of it can be prepared
                 message = f"end: {refusal.description or refusal.condition}"
-                raise xa_error(Code.XAER_RMERR, message, work.xid) from None
+                code = Code.XA_RBTRANSIENT if refusal.code is Code.XA_RETRY else Code.XAER_RMERR
+                raise xa_error(code, message, work.xid) from None
             raise refusal_error("end", refusal, work.xid) from None
         except (ConnectionLost, TimedOut) as why:
             raise lost_error("end", why, work.xid) from None
@@ -316,11 +317,17 @@ class AmqpDriver(Driver[BranchWork]):
                 return refusal_error("prepare", refusal, xid)
         else:
             self._discard(work)
-            if refusal.condition == Condition.RESOURCE_LIMIT:
-                with contextlib.suppress(XaError):
-                    self.complete("rollback", Rollback(xid), xid, later=False).result()
-                    return xa_error(Code.XA_RBTRANSIENT, f"prepare: {refusal.description}", xid)
+            if refusal.condition == Condition.RESOURCE_LIMIT and self._is_rolled_back(xid, refusal):
+                return xa_error(Code.XA_RBTRANSIENT, f"prepare: {refusal.description}", xid)
         return xa_error(Code.XAER_RMERR, f"prepare: {refusal.description or refusal.condition}", xid)
+
+    def _is_rolled_back(self, xid: Xid, refusal: Refusal) -> bool:
+        """Rolls the branch back. One whose start was refused (XA_RETRY) is not there."""
+        try:
+            self.complete("rollback", Rollback(xid), xid, later=False).result()
+        except XaError as error:
+            return error.code is Code.XAER_NOTA and refusal.code is Code.XA_RETRY
+        return True
 
     # --- recovery ---------------------------------------------------------------------------------------------
     def scan(self, page: int) -> Iterator[Xid]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dtx.broker.settings import QueueSettings, Settings
+from dtx.broker.settings import Limits, QueueSettings, Settings
 from rm_amqp import Message
 from rm_amqp.connections import REAP_S
 from tests.rm_amqp.client import RMID, Client, NetworkClient
@@ -163,3 +163,30 @@ def test_a_queue_without_room_is_no_fault_of_what_was_handled(tmp_path: Path, ph
             assert fault_of(raised.value).is_excused is is_excused, raised.value
     for one in brokers:
         one.stop()
+
+
+@pytest.mark.parametrize("phases", ["one", "two"])
+@pytest.mark.parametrize("options", ["", "ahead=true"])
+def test_a_broker_with_too_many_branches_is_no_fault_of_what_was_handled(
+    tmp_path: Path, broker: EmbeddedBroker, options: str, phases: str
+) -> None:
+    """Also where a start without a wait is refused at the end, or at the prepare."""
+    crowded = EmbeddedBroker(tmp_path, settings=Settings(limits=Limits(branches=1)))
+    resources = {"crowded": f"amqp://{crowded.address}/?{options}"}
+    if phases == "two":
+        resources["other"] = f"amqp://{broker.address}"
+    other = Client(crowded.address)
+    xid = other.start()
+
+    with TransactionManager("node-1", f"file://{tmp_path}/log", resources, background=False) as manager:
+        for _ in range(3):
+            with pytest.raises((RolledBack, TryAgain), match="there are 1 branches") as raised, manager.begin() as tx:
+                for name in resources:
+                    tx[name].send("orders", Message("one"))
+            assert fault_of(raised.value).is_excused, raised.value
+        other.rollback(xid)
+        with manager.begin() as tx:
+            tx["crowded"].send("orders", Message("one"))
+    assert crowded.left() == broker.left() == []
+    other.rm.drop()
+    crowded.stop()
