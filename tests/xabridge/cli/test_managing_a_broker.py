@@ -185,7 +185,7 @@ def test_what_is_lost_is_confirmed(traffic: Traffic, shell: Shell, monkeypatch: 
     assert shell.run("purge", "orders", "--most", "1") == (0, "1 message done\n")
     assert depths(shell) == {"orders": 2}
     assert shell.run("delete", "orders", "--yes") == (5, "")
-    assert "has 2 messages" in shell.error
+    assert "has messages (2)" in shell.error
     assert shell.lines("delete", "orders", "--yes", "--force") == [
         "done: delete orders with its messages, and close its links"
     ]
