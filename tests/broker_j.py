@@ -4,11 +4,9 @@ time; without Maven or Java the tests that need it are skipped, and say so.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,13 +18,12 @@ from rm_amqp.amqp010.session import SessionState
 from rm_amqp.amqp010.settings import parse
 from rm_amqp.amqp010.structs import QueueDeclare
 from rm_amqp.amqp010.work import Work
-from tests.java_process import JavaProcess, java_program
+from tests.java_process import JavaProcess, java_program, maven_jars
 from xa import Xid
 from xabridge.testing.ports import free_port
 
 SOURCES = Path(__file__).parent / "interop" / "broker_j"
 CERTIFICATES = Path(__file__).parent / "interop" / "certificates"
-LIB = SOURCES / "lib"
 PATIENCE_S = 20
 GROUP = "broker-j"
 """The xdist group of the tests that share one broker."""
@@ -34,19 +31,10 @@ GROUP = "broker-j"
 
 def jars() -> Path:
     """Where Broker-J is; the test is skipped where it can't be had."""
-    for program in ("java", "javac", "mvn"):
+    for program in ("java", "javac"):
         if shutil.which(program) is None:
             pytest.skip(f"Qpid Broker-J needs {program}, which is not installed")
-    fetched = LIB / ".fetched"
-    with (SOURCES / ".lock").open("w") as lock:  # tests may run in several processes
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not fetched.exists() or fetched.stat().st_mtime < (SOURCES / "pom.xml").stat().st_mtime:
-            fetch = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={LIB}"]
-            done = subprocess.run(fetch, cwd=SOURCES, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"Qpid Broker-J can't be fetched: {done.stdout.splitlines()[:1]}")
-            fetched.touch()
-    return LIB
+    return maven_jars(SOURCES / "pom.xml")
 
 
 class BrokerJ(JavaProcess):

@@ -6,6 +6,7 @@ import gc
 import logging
 import math
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadGroupScheduling
 
 from tests.broker_j import GROUP, BrokerJ, jars
 from tests.memory_disk import new_folder
@@ -25,6 +27,7 @@ from xabridge.testing.mariadb import installed as mariadb_installed
 from xabridge.testing.process_lifetime import marked_environment
 
 NEEDS_SERVERS = Path(__file__).parent / "rm_db"
+ALL_SLOW = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", re.MULTILINE)
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("any machine")  # what a property costs is not what it says
@@ -37,8 +40,36 @@ gc.disable()  # what is collected here is kept until the end: `pytest_collection
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A folder of which all is slow is not read for `make check`."""
-    return (collection_path == NEEDS_SERVERS and config.option.markexpr == "not slow") or None
+    """A folder or a module of which all is slow is not read for `make check`: reading one loads what it tests."""
+    if config.option.markexpr != "not slow":
+        return None
+    return collection_path == NEEDS_SERVERS or _is_slow(collection_path) or None
+
+
+def _is_slow(path: Path) -> bool:
+    """Whether a module of tests says at its beginning that each of them is slow."""
+    return path.name.startswith("test_") and path.suffix == ".py" and ALL_SLOW.search(path.read_text()) is not None
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist there is no such hook
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The scheduler of --dist loadgroup, which forgets a group when all of it has run. Otherwise it counts after each
+    test what is left of every group that a process was ever given, and a test without a group is one: with 6,000 tests
+    that takes 16 s of processor time."""
+    if config.option.dist != "loadgroup":
+        return None
+    scheduler: Any = LoadGroupScheduling(config, log)
+    complete = scheduler.mark_test_complete
+
+    def mark_test_complete(node: Any, item_index: int, duration: float = 0) -> None:
+        complete(node, item_index, duration)
+        given = scheduler.assigned_work[node]
+        group = scheduler._split_scope(scheduler.registered_collections[node][item_index])
+        if all(given[group].values()):
+            del given[group]
+
+    scheduler.mark_test_complete = mark_test_complete
+    return scheduler
 
 
 def pytest_collection_finish() -> None:

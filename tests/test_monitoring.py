@@ -241,6 +241,7 @@ def test_alerts_of_a_broker_with_a_thousand_queues(tmp_path: Path) -> None:
     try_rules(tmp_path, points, "20m", firing)
 
 
+@pytest.mark.slow
 @PROMTOOL
 @pytest.mark.parametrize("condition", MEASURED, ids=lambda condition: condition.name)
 def test_a_condition_of_a_broker_that_is_fine_is_no_alert_and_one_that_holds_is(
@@ -270,6 +271,7 @@ def test_the_first_event_of_a_counter_is_an_alert(tmp_path: Path, values: str) -
     try_rules(tmp_path, points, "70m", firing)
 
 
+@pytest.mark.slow
 @PROMTOOL
 def test_events_of_yesterday_are_no_alerts(tmp_path: Path) -> None:
     node = {"instance": "worker:9464", "xabridge_node": "n"}

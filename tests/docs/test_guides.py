@@ -159,6 +159,7 @@ def test_settings_are_settings(page: Path, tmp_path: Path) -> None:
             assert configuration_from(file).node
 
 
+@pytest.mark.slow
 @each("page", pages())
 def test_shell_lines_are_commands_of_ours(page: Path) -> None:
     for block in blocks(page):

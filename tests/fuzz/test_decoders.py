@@ -60,6 +60,7 @@ def test_samples_are_decoded(name: str) -> None:
     assert len(CORPUS) >= 20
 
 
+@pytest.mark.slow
 @each("name", DECODERS)
 def test_a_decoder_raises_what_it_declares(name: str) -> None:
     for octets in [*NASTY, *(bytes([way]) + nasty for nasty in NASTY for way in range(DECODERS[name].ways))]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.java_process import maven_jars
 from tests.memory_disk import new_folder
 from xabridge.testing.broker import BrokerProcess
 
@@ -82,13 +83,10 @@ def rhea() -> Path:
 def jms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int, str], Any]]:
     """Runs a use of Qpid JMS, of `jms/*.java`, against the broker at a port: its result. All run in one process. They
     are compiled here; Maven fetches the jars the first time."""
-    for program in ("java", "javac", "mvn"):
+    for program in ("java", "javac"):
         if shutil.which(program) is None:
             pytest.skip(f"Qpid JMS needs {program}, which is not installed")
-    lib = JMS / "lib"
-    maven = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
-    if wrong := fetch(JMS, "pom.xml", "lib/.fetched", *maven):
-        pytest.skip(f"Qpid JMS can't be fetched: {wrong.splitlines()[:1]}")
+    lib = maven_jars(JMS / "pom.xml")
     classes = tmp_path_factory.mktemp("jms")
     compile_all = ["javac", "-Xlint:-options", "-d", str(classes), "-cp", f"{lib}/*", *map(str, JMS.glob("*.java"))]
     done = subprocess.run(compile_all, capture_output=True, text=True, check=False)

@@ -122,7 +122,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     variants = ["dynamic"] if part == "TestRegistration" else [*VARIANTS]
     if part not in BEGINNINGS and not EVERY_POINT:
         variants = ["static", TOPIC]
-    metafunc.parametrize("harness", variants, indirect=True)
+    once_more = pytest.mark.slow if part in {"TestThreads", "TestCapacity"} else ()
+    marked = [pytest.param(each, marks=once_more if each == "dynamic" else ()) for each in variants]
+    metafunc.parametrize("harness", marked, indirect=True)
 
 
 @pytest.fixture

@@ -103,6 +103,7 @@ def test_what_was_gathered_is_browsed_in_the_same_order(
     assert client.look(f"{queue}-2") == [f"other {number}" for number in range(5)]
 
 
+@pytest.mark.slow
 def test_bulk_takes_no_more_than_asked_and_is_there_with_the_commit(client: Client, queue: str) -> None:
     """Nothing is sent ahead, and what is posted may be more than the credit."""
     bodies = [f"{number}" for number in range(1500)]  # three times the credit

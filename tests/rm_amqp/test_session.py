@@ -135,6 +135,7 @@ def test_transactional_acquisition(client: Client, connect: Connect, queue: str)
     assert other.look(queue) == []
 
 
+@pytest.mark.slow
 def test_more_messages_than_are_held_at_a_time(client: Client, queue: str) -> None:
     """The outcomes of the oldest are told before the end; the transaction decides about them as about the rest."""
     count = MAX_HELD + 200
@@ -249,6 +250,7 @@ def test_what_was_put_back_goes_back_when_no_one_receives_any_more(queue: str) -
     assert got == [(1, 0), (2, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_batches", [False, True])
 def test_no_more_is_sent_ahead_than_asked_for(connect: Connect, queue: str, *, in_batches: bool) -> None:
     """What has arrived and is not received counts, however often something is received."""

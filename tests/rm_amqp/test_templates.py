@@ -70,6 +70,7 @@ def test_commands(command: Any) -> None:
     assert coordination(command) == COORDINATION.encode(command)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=300), NUMBERS, COMMANDS)
 def test_requests(reply_to: str, number: int, command: Any) -> None:
     request = read_request(Requests(reply_to).write(number, coordination(command)))

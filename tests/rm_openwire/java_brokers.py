@@ -1,57 +1,40 @@
 """This module starts ActiveMQ Classic and ActiveMQ Artemis in processes of their own, with OpenWire and forced stores.
-Maven fetches their jars the first time, into `.activemq` and `.artemis`. Tests are skipped where Java, or Maven and no
-jars yet, are missing.
+Maven fetches their jars the first time. Tests are skipped where Java, or Maven and no jars yet, are missing.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.java_process import JavaProcess, java_program
+from tests.java_process import JavaProcess, java_program, maven_jars
 from tests.waiting import until
 from xabridge.testing.ports import free_port
 
-ROOT: Final = Path(__file__).parents[2]
-SOURCES: Final = ROOT / "tests" / "interop"
+SOURCES: Final = Path(__file__).parents[1] / "interop"
 PLACES: Final = {
-    "activemq": ("XABRIDGE_ACTIVEMQ", ".activemq", "activemq-jaas-*.jar"),
-    "artemis": ("XABRIDGE_ARTEMIS", ".artemis", "artemis-openwire-protocol-*.jar"),
+    "activemq": ("XABRIDGE_ACTIVEMQ", "activemq-jaas-*.jar"),
+    "artemis": ("XABRIDGE_ARTEMIS", "artemis-openwire-protocol-*.jar"),
 }
-"""Folder of sources → the environment variable that names the folder with the jars, that folder unless it is set, and a
-jar that has to be there."""
+"""Folder of sources → the environment variable that may name a folder with the jars, and a jar that has to be there."""
 
 
 def jars(name: str) -> Path:
     """The folder with a broker's jars."""
-    variable, default, jar = PLACES[name]
-    told = os.environ.get(variable)
-    folder = Path(told).absolute() if told is not None else ROOT / default
+    variable, jar = PLACES[name]
     if shutil.which("java") is None:
         pytest.skip(f"{name} needs java, which is not installed")
-    if any(folder.glob(jar)):
-        return folder
-    if told is not None:
-        pytest.fail(f"{variable}={told}: there is no {jar}")
-    if shutil.which("mvn") is None:
-        pytest.skip(f"{name} needs Maven, which is not installed, or its jars: {variable} names their folder")
-    folder.mkdir(parents=True, exist_ok=True)
-
-    with (folder / ".lock").open("w") as lock:  # tests may run in several processes
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not any(folder.glob(jar)):
-            pom = SOURCES / name / "pom.xml"
-            fetch = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={folder}"]
-            done = subprocess.run(fetch, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"{name} can't be fetched: {done.stdout.splitlines()[:1]}")
+    named = os.environ.get(variable)
+    if named is None:
+        return maven_jars(SOURCES / name / "pom.xml")
+    folder = Path(named).absolute()
+    if not any(folder.glob(jar)):
+        pytest.fail(f"{variable}={named}: there is no {jar}")
     return folder
 
 

@@ -70,6 +70,7 @@ def structure(made: type[Any]) -> st.SearchStrategy[Any]:
     return st.deferred(lambda: st.builds(made, **{name: value_of(name, kind, made) for name, kind in layout}))
 
 
+@pytest.mark.slow
 @settings(max_examples=10_000 if EVERY_POINT else 25)
 @given(st.sampled_from(COMMANDS).flatmap(structure))
 def test_what_is_written_is_read(command: Any) -> None:
@@ -106,6 +107,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=500 if EVERY_POINT else 15)
 @given(st.dictionaries(TEXT, VALUES, max_size=6))
 def test_maps(values: dict[str, Any]) -> None:

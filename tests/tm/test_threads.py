@@ -77,8 +77,12 @@ def told(shop: Shop, random: Random, key: str) -> str:
 )
 @pytest.mark.parametrize(
     ("flags", "decider"),
-    [(TMUSEASYNC, False), (0, False), (TMUSEASYNC | TMREGISTER, False), (TMUSEASYNC, True)],
-    ids=["overlapped", "one after another", "registers", "decider"],
+    [
+        pytest.param(TMUSEASYNC, False, id="overlapped"),
+        pytest.param(0, False, id="one after another", marks=pytest.mark.slow),
+        pytest.param(TMUSEASYNC | TMREGISTER, False, id="registers", marks=pytest.mark.slow),
+        pytest.param(TMUSEASYNC, True, id="decider"),
+    ],
 )
 def test_a_crowd(tmp_path: Path, flags: int, threads: int, each: int, *, decider: bool) -> None:
     before = set(threading.enumerate())

@@ -17,6 +17,7 @@ INCARNATIONS = st.one_of(EIGHT, st.integers(0, 2**32 - 1))
 GTRIDS = st.builds(Gtrid, NODES, EIGHT, INCARNATIONS, st.integers(0, 2**64 - 1))
 
 
+@pytest.mark.slow
 @given(GTRIDS)
 def test_round_trips_within_an_xid(gtrid: Gtrid) -> None:
     octets = gtrid.encode()
@@ -24,6 +25,7 @@ def test_round_trips_within_an_xid(gtrid: Gtrid) -> None:
     assert Gtrid.of(Xid(FORMAT_ID, octets, b"shop")) == gtrid
 
 
+@pytest.mark.slow
 @given(GTRIDS)
 def test_begins_with_its_prefixes(gtrid: Gtrid) -> None:
     octets = gtrid.encode()

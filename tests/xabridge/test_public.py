@@ -26,6 +26,7 @@ def test_public_names() -> None:
     check_exports(xabridge, PUBLIC)
 
 
+@pytest.mark.slow
 def test_importing_it_loads_nothing_else_and_using_it_no_resource_manager() -> None:
     imported = loaded_by("import xabridge")
     packages = {"xa", "dtx", "rm_amqp", "rm_db", "tm", "proton", "sqlalchemy", "psycopg", "pyspark", "asyncio"}
@@ -57,6 +58,7 @@ def test_looking_at_it_needs_no_extra() -> None:
     assert output_of(WITHOUT_EXTRAS) == "fine\n"
 
 
+@pytest.mark.slow
 def test_a_file_that_has_the_name_of_a_package_of_ours_is_named(tmp_path: Path) -> None:
     """The program itself, too: it would be imported again."""
     program = tmp_path / "tm.py"

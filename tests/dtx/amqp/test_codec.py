@@ -100,6 +100,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_what_is_encoded_is_decoded(value: Any) -> None:
     octets = encode(value)
@@ -166,6 +167,7 @@ def encoded_by_proton(value: object) -> bytes:
     return bytes(data.encode())
 
 
+@pytest.mark.slow
 @FEWER
 @given(
     st.recursive(

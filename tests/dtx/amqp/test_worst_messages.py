@@ -69,6 +69,7 @@ def _no_collections() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.mark.slow
 @each(("name", "kind"), FAST)
 def test_an_octet_takes_no_more_than_its_ceiling_and_in_a_large_message_no_more_than_in_a_small_one(
     name: str, kind: str
@@ -113,6 +114,7 @@ COLLIDING: dict[str, Callable[[], list[Any]]] = {
 """They are made when they are asked for, because that takes a second. Texts have other hashes in each process."""
 
 
+@pytest.mark.slow
 @each("keys", COLLIDING)
 def test_a_map_whose_keys_collide_is_refused_by_every_decoder(keys: str) -> None:
     octets = map_of(map(encode, COLLIDING[keys]()))

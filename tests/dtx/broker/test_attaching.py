@@ -92,6 +92,7 @@ def test_what_a_selector_passed_over_is_looked_at_again_when_it_comes_back(world
     assert received(stranger) == ["red"]
 
 
+@pytest.mark.slow
 def test_what_comes_back_to_a_link_that_takes_nothing_takes_no_memory(world: World) -> None:
     """It reads the queue from its beginning then, and gets what its selector matches all the same."""
     stranger, peer = connected(world), world.connect()

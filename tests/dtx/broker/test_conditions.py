@@ -83,6 +83,7 @@ def test_nothing_is_known_before_all_queues_were_looked_at() -> None:
     assert manage(peer, operation="conditions")["looked"] is not None
 
 
+@pytest.mark.slow
 def test_queues_without_consumers_are_counted_and_the_worst_are_named(world: World, peer: Peer) -> None:
     """There are more of them than have metrics of their own, and than a turn looks at. One with a consumer and a dead
     letter elsewhere hide nothing."""

@@ -187,6 +187,7 @@ def stored_types(path: Path, column: Any) -> set[str]:
     return {type(value).__name__ for (value,) in values if value is not None or not column.nullable}
 
 
+@pytest.mark.slow
 def test_what_a_schema_lacks(octets: bytes, tmp_path: Path) -> None:
     """A table or a column that has another name."""
     for table in METADATA.sorted_tables:

@@ -165,6 +165,7 @@ def stranger(world: World) -> Iterator[Stranger]:
 
 
 # --- fields
+@pytest.mark.slow
 @each(("code", "index"), [(code, index) for code, fields in GOOD.items() for index in range(len(fields))])
 def test_every_field_of_every_performative_with_every_wrong_value(world: World, code: int, index: int) -> None:
     """A value of a type that the field does not have closes the connection; one of its type does what it does."""
@@ -300,6 +301,7 @@ def wide_flow(large: int, incoming: int, count: int, *, drain: bool) -> bytes:
 
 
 # --- growth
+@pytest.mark.slow
 def test_links_that_are_refused_are_bounded_too(stranger: Stranger) -> None:
     """16 links may be there; the 17th is refused and may be detached; who never does is let go."""
     for handle in range(16):
@@ -405,6 +407,7 @@ def test_parts_of_an_octet_each_take_no_more_memory_than_one_part(stranger: Stra
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_names_of_links_are_charged_to_the_connection() -> None:
     """The names, addresses and properties of sessions and links are kept until these are gone, and are bounded."""
     world = World(Settings(limits=Limits(links=400, sessions=400)))

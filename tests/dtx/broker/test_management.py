@@ -105,6 +105,7 @@ def crowd(disk_of_many: Disk) -> World:
     return World(disk=deepcopy(disk_of_many))
 
 
+@pytest.mark.slow
 def test_branches_are_told_once_page_by_page_and_queues_name_some_and_count_all(crowd: World) -> None:
     """Those that are at work are in their place among those that are prepared."""
     peer = crowd.connect()

@@ -119,6 +119,7 @@ def test_a_user_has_only_so_many_readers_of_a_queue(world: World) -> None:
     assert peer.receiver("q", 1, browse=True).remote_condition is None
 
 
+@pytest.mark.slow
 def test_many_browsers_of_a_long_queue_see_all_of_it(world: World) -> None:
     """While messages come, go and come back; and none of them has a copy of the queue."""
     peer, other = world.connect("browsing"), world.connect("working")

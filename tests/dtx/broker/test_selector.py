@@ -486,6 +486,7 @@ WORST: dict[str, tuple[str, bytes]] = {
 }
 
 
+@pytest.mark.slow
 @each("case", WORST)
 def test_no_message_takes_long(case: str) -> None:
     text, octets = WORST[case]
@@ -497,6 +498,7 @@ def test_no_message_takes_long(case: str) -> None:
 MALFORMED_TEXTS = ("'" + "''" * 4000, "-" * 4000 + "a = 1", "(" * 8000, "a=1 OR " * 1100)
 
 
+@pytest.mark.slow
 @each("text", [*(text for text, _ in WORST.values()), *MALFORMED_TEXTS])
 def test_no_selector_takes_long_to_parse(text: str) -> None:
     def parse() -> None:
@@ -735,6 +737,7 @@ def fits(string: str, pattern: str, escape: str | None) -> bool:
     return bool(string) and pattern[0] in {string[0], "_"} and fits(string[1:], pattern[1:], escape)
 
 
+@pytest.mark.slow
 @given(CONDITIONS, st.fixed_dictionaries({}, optional=dict.fromkeys("abc", VALUES)))
 def test_every_selector_is_what_a_naive_evaluator_makes_of_it(node: Node, values: dict[str, Any]) -> None:
     text = written(node)
@@ -743,6 +746,7 @@ def test_every_selector_is_what_a_naive_evaluator_makes_of_it(node: Node, values
     assert truth(text, octets) is as_condition(naive(node, values | {"JMSPriority": 6})), text
 
 
+@pytest.mark.slow
 def test_like_is_what_regular_expressions_find_in_longer_strings() -> None:
     seed = 20_261_123
     chance = random.Random(seed)
@@ -763,6 +767,7 @@ CHARACTERS = "aA5_$.'\"%!;() ,=<>+-*/\0\t\nıſé\u00a0\U0001f600\ud800"
 WORDS = re.split(" ", "a 5 0x1F 1.5 'x' ( ) , = <> < >= + - * / NOT AND OR IN LIKE ESCAPE IS NULL BETWEEN")
 
 
+@pytest.mark.slow
 @given(st.one_of(st.lists(st.sampled_from(WORDS)).map(" ".join), st.text(CHARACTERS, max_size=30)))
 def test_any_text_is_a_selector_or_refused_at_a_position_in_it(text: str) -> None:
     try:

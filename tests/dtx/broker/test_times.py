@@ -201,6 +201,7 @@ def test_operators_move_and_purge_what_is_delayed(world: World, peer: Peer) -> N
     assert world.connect().drained("to") == ["x", "a"]
 
 
+@pytest.mark.slow
 def test_many_that_are_due_at_once_keep_nobody_waiting(world: World, peer: Peer) -> None:
     peer.post_many(["x"] * 2400, annotations={symbol(DELIVERY_TIME): NOW_MS + 5000})
     queue = world.queue()

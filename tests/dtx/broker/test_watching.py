@@ -180,6 +180,7 @@ def sql_store(broker: Broker) -> SqlStore:
     return broker._store
 
 
+@pytest.mark.slow
 @on_a_broker(config=HTTP)
 async def test_every_metric_is_told_with_its_attributes(broker: Broker) -> None:
     broker.container.resource.create("orders").paused = "somebody"

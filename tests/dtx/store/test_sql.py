@@ -208,6 +208,7 @@ def test_one_process_has_the_store(sql_place: Place) -> None:
     sql_place.open()
 
 
+@pytest.mark.slow
 def test_a_look_while_it_is_at_work(sql_place: Place) -> None:
     """What a start would read, as it is at one moment, though the store goes on writing meanwhile."""
     opened = sql_place.open()
@@ -227,6 +228,7 @@ def test_a_look_while_it_is_at_work(sql_place: Place) -> None:
     assert len(list(sql_place.open().restored.messages())) == 2003
 
 
+@pytest.mark.slow
 def test_a_first_opening_that_fails_at_any_statement_leaves_a_store_that_can_be_opened(sqlite_place: Place) -> None:
     """A disk that fails for a moment (EIO) leaves all of the tables, with their version, or none."""
     statements = 0

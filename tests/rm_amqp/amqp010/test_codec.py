@@ -284,6 +284,7 @@ GOOD = [
 ]
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_broken_octets_are_refused_by_one_kind_of_error(data: st.DataObject) -> None:
     octets = bytearray(data.draw(st.sampled_from(GOOD)))
@@ -297,6 +298,7 @@ def test_broken_octets_are_refused_by_one_kind_of_error(data: st.DataObject) -> 
             continue
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2000), unique=True))
 def test_ranges_hold_the_numbers(numbers: list[int]) -> None:
     ranges = ranges_of(sorted(numbers))

@@ -285,6 +285,7 @@ TALK = [
 ]
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_whatever_a_peer_sends_is_refused_by_one_kind_of_error(data: st.DataObject) -> None:
     connection = new()

@@ -168,7 +168,9 @@ def test_one_dies(point: str, others: Sequence[str], *, at_once: bool) -> None:
     one_dies(point, others, at_once=at_once)
 
 
-@pytest.mark.parametrize("stopped", [True, False], ids=["stopped for long", "slow"])
+@pytest.mark.parametrize(
+    "stopped", [pytest.param(True, id="stopped for long"), pytest.param(False, id="slow", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("others", SOME)
 @pytest.mark.parametrize("point", [*POINTS, "before commit"])
 def test_one_stands_still(point: str, others: Sequence[str], *, stopped: bool) -> None:

@@ -100,6 +100,7 @@ def test_one_that_comes_late_does_not_count(harness: DecidingBrokerHarness, sign
     assert {token.founder for token in tokens(harness, 2)} == {slow.decider_id}
 
 
+@pytest.mark.slow
 def test_a_smaller_founder_that_comes_late_does_not_count(harness: DecidingBrokerHarness) -> None:
     rm = harness.opened()
     found(harness, FoundingMessage(bytes(8), 2))

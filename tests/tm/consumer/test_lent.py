@@ -124,6 +124,7 @@ AWAYS: list[Callable[[Stall, Transaction], Awaitable[object]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_coroutine_that_completes_its_transaction_or_is_cancelled_fails_and_loses_nothing(stall: Stall) -> None:
     async def handle(message: Message, tx: Transaction) -> None:
         number: Any = message.body

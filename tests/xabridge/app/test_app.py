@@ -192,6 +192,7 @@ def test_it_runs_its_consumers_until_it_is_stopped() -> None:
         assert test.waiting("one") == test.waiting("two") == 0
 
 
+@pytest.mark.slow
 def test_nothing_happens_at_import(tmp_path: Any) -> None:
     (tmp_path / "shop.py").write_text(
         "from xabridge import App, Tx\n"

@@ -65,6 +65,7 @@ def test_an_error_that_is_final_is_not_tried_again() -> None:
         assert test.sent("done") == [2]
 
 
+@pytest.mark.slow
 def test_a_message_that_is_put_off_keeps_its_count_and_its_reason() -> None:
     """Also in another process."""
     handler = Raising(retry_waits="broker", retry_first_s=3600.0, retry_most_s=3600.0, retry_jitter=0, max_deliveries=3)

@@ -480,6 +480,7 @@ def test_the_age_of_a_log_in_a_database_is_known(restored: Set, xabridge: Xabrid
     assert said[apart_s] in age
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("later_s", [100, 4])
 def test_a_store_that_lacks_what_was_carried_out_there_does_not_fit(
     restored: Set, xabridge: Xabridge, later_s: int
@@ -508,6 +509,7 @@ def test_a_store_at_rest_fits_a_log_that_went_on_elsewhere(restored: Set, xabrid
     assert code == 0, checks
 
 
+@pytest.mark.slow
 def test_it_changes_nothing_and_leaves_nothing_behind(restored: Set, xabridge: Xabridge) -> None:
     """A store and a log in SQLite: at rest, left by a broker and a manager that were killed, and copied from there."""
     field = restored.field

@@ -336,6 +336,7 @@ def test_usage(field: Field, xabridge: Xabridge, capsys: pytest.CaptureFixture[s
         assert said.err.startswith(f"xabridge recover: /field/xabridge.toml: {told}")
 
 
+@pytest.mark.slow
 def test_many_are_summed_up(field: Field, xabridge: Xabridge) -> None:
     """Before them the groups of all; fifty are listed, the oldest first. All of them with --all."""
     field.open_log().close()

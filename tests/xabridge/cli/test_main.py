@@ -57,6 +57,7 @@ EXIT_CODES = {
 """What is so → the exit code of each command, as the manual has it."""
 
 
+@pytest.mark.slow
 def test_help_loads_no_command() -> None:
     """And none of what they are made of: it is there in a moment, and a command that can't be loaded breaks nothing."""
     ran = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)

@@ -76,6 +76,7 @@ def letters(*bodies: Any) -> list[Message]:
     return [Message(body) for body in bodies]
 
 
+@pytest.mark.slow
 def test_what_there_is_is_shown_in_sixty_columns(broker: EmbeddedBroker, traffic: Traffic, shell: Shell) -> None:
     traffic.post("orders", *letters("a", "b", "c"))
     post(f"amqp://{broker.address}/?timeout=20", LONG, Message("x"))
@@ -193,6 +194,7 @@ def test_what_is_lost_is_confirmed(traffic: Traffic, shell: Shell, monkeypatch: 
     assert shell.run("purge", "orders", "--yes") == (5, "")
 
 
+@pytest.mark.slow
 def test_ids_that_are_not_in_the_queue_are_told(traffic: Traffic, shell: Shell) -> None:
     shell.lines("create", "b")
     for words in (("purge", "a", "--yes"), ("move", "a", "b"), ("copy", "a", "b"), ("retry", "a", "--to", "b")):
@@ -241,6 +243,7 @@ def test_a_connection_is_closed_and_a_branch_dropped(traffic: Traffic, shell: Sh
         traffic.rm.end(XID, 1, TMSUCCESS)
 
 
+@pytest.mark.slow
 def test_users_and_permissions_are_changed_while_the_broker_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ def test_it_is_finished_through_the_node(
     assert all(line["who"].startswith("operator") for line in at_the_node)
 
 
+@pytest.mark.slow
 def test_a_decision_is_ended_without_what_is_gone(field: Field, running: Running, see: Callable[..., Visitor]) -> None:
     """The name of what is gone is one that a page could run."""
     gone = "<img src=x onerror=alert(1)>"
@@ -196,6 +197,7 @@ def test_a_decision_is_ended_without_what_is_gone(field: Field, running: Running
     assert not manager.log.decisions()
 
 
+@pytest.mark.slow
 def test_who_may_not_does_not(field: Field, running: Running, see: Callable[..., Visitor]) -> None:
     _, asker = running()
     undecided(field)

@@ -54,6 +54,7 @@ def depths(broker: EmbeddedBroker) -> dict[str, int]:
 
 
 # -- looking
+@pytest.mark.slow
 def test_the_first_page_answers_three_questions(onlooker: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
     said = text_of(onlooker.get("/"))
     assert "Does work flow? fine" in said
@@ -124,6 +125,7 @@ def test_many_queues_are_searched_and_paged(tmp_path: Path, visit: Callable[...,
         broker.stop()
 
 
+@pytest.mark.slow
 def test_a_broker_that_hangs_holds_up_a_page_once(onlooker: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xabridge.console.brokers.PATIENCE_S", 0.1)
     going = threading.Event()
@@ -195,6 +197,7 @@ def test_the_user_of_the_settings_watches_while_nobody_is_there(
     assert "nobody:x" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_broker_that_comes_back_is_used_again(filled: EmbeddedBroker, operator: Visitor, clock: Clock) -> None:
     """What it has told holds for a moment, which the console's clock measures."""
     assert "Waiting 67" in text_of(operator.get("/"))
@@ -259,6 +262,7 @@ def group_of(operator: Visitor, clock: Clock, said: str) -> str:
     return row[1]
 
 
+@pytest.mark.slow
 def test_messages_are_moved_with_a_preview(filled: EmbeddedBroker, operator: Visitor, clock: Clock) -> None:
     traffic = Traffic(url(filled))
 
@@ -466,6 +470,7 @@ def test_a_large_group_of_dead_letters_is_changed_as_it_was_shown(
     )
 
 
+@pytest.mark.slow
 def test_a_form_is_for_what_it_has_shown_and_serves_once(filled: EmbeddedBroker, operator: Visitor) -> None:
     told = fields_of(operator.get("/b/main/change/copy?queue=invoices"))
     for _ in range(2):
@@ -551,6 +556,7 @@ def test_the_content_is_opened_by_a_form_only(onlooker: Visitor) -> None:
     assert "somebody has taken it" in gone
 
 
+@pytest.mark.slow
 def test_what_is_large_or_of_any_kind_is_shown(broker: EmbeddedBroker, operator: Visitor) -> None:
     post(url(broker), "large", Message("x" * 300_000))
     number = re.search(r"id=(\w+)", operator.get("/b/main/queue?name=large").partition("<tbody")[2])
@@ -693,6 +699,7 @@ def test_transactions_of_the_node_are_drawn(of_a_node: Visitor) -> None:
     of_a_node.get("/transactions/one?name=", status=404)
 
 
+@pytest.mark.slow
 def test_a_choice_says_what_it_does_and_does_that(of_a_node: Visitor, field: Field) -> None:
     said, fields = choice(of_a_node, "rollback", "orders-1·3fa91c·8231", "shop")
     assert "rolls back the branch on shop: this splits the transaction, because the decision is to commit" in said
@@ -715,6 +722,7 @@ def test_a_choice_says_what_it_does_and_does_that(of_a_node: Visitor, field: Fie
     assert "orders-2·c07d11·114 on shop: rolled back" in said
 
 
+@pytest.mark.slow
 def test_all_that_fit_a_filter_are_finished_as_they_were_shown(of_a_node: Visitor, field: Field, clock: Clock) -> None:
     """Also what is refused, left out, or comes later; a name in the form that was not shown is of no use."""
     for number in range(1, 31):

@@ -158,6 +158,7 @@ def test_signing_in_leads_nowhere_else(visitor: Visitor) -> None:
     assert visitor.client.post("/login", data=fields).status_code == 403, "the form was not given"
 
 
+@pytest.mark.slow
 def test_a_session_ends_when_it_is_idle_and_when_its_time_is_over(visitor: Visitor, clock: Clock) -> None:
     visitor.sign_in()
     clock.now += IDLE_S - 1

@@ -49,6 +49,7 @@ def test_what_is_missing_or_old_is_told_with_what_to_install(tmp_path: Path) -> 
             java.find_java(environment)
 
 
+@pytest.mark.slow
 def test_the_wheel_is_there_where_the_system_has_none_or_an_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

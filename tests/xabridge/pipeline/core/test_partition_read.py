@@ -98,6 +98,7 @@ def test_an_attempt_at_work_is_waited_for(env: CoreEnvironment, other: Resources
     assert rows == ROWS[:3]
 
 
+@pytest.mark.slow
 def test_a_partition_of_an_epoch_that_was_given_up_is_refused(env: CoreEnvironment) -> None:
     (partition,) = _planned(env)
     plan = env.writer().plan()
