@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from dtx.amqp.conditions import Condition as Unmet
+from dtx.protocol.conditions import RefusedError
 from rm_amqp.decider.election import founding_in_use
 from rm_amqp.decider.tokens import WrongTokenError
+from rm_amqp.management import ManagementClient
 from xa import XaError
 from xa.diagnosis import Check, Diagnosis, Health, not_opened
 from xa.holdings import MAX_HOLDINGS, Holding, InDoubtBranch, Relation
+from xa.telemetry.conditions import BY_NAME, Level
+from xa.telemetry.conditions import CONDITIONS as EVERY_CONDITION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from dtx.protocol.conditions import Refusal
     from dtx.protocol.replies import Details
     from rm_amqp.decider.election import Foundings
     from rm_amqp.decider.tokens import FoundingMessage, Token
     from rm_amqp.settings import Settings
+    from xa.telemetry.conditions import Condition
 
 REPORT_PAGE: Final = 100
 """Branches that are asked for at a time, with what each of them holds."""
-
+CONDITIONS: Final = "conditions"
+"""The subject of a check that names none of them."""
+NAMED: Final = 3
+"""So many queues or branches are named."""
 _ADVICE: Final = "follow the message: credentials, permissions, or a broker with these transactions"
 
 
@@ -51,6 +61,54 @@ def diagnose(settings_of: Callable[[], Settings], try_it: Callable[[], None]) ->
     except XaError as error:
         return not_opened(error, "usable", _ADVICE, server="broker")
     return Diagnosis(tuple(_usable(settings, "distributed transactions")))
+
+
+# --- what the broker itself finds wrong -------------------------------------------------------------------------------
+
+
+def condition_checks(open_string: str) -> Iterator[Check]:
+    """A check of each condition that the broker says holds; one, if it says that none does, or does not say."""
+    try:
+        with ManagementClient(open_string) as management:
+            answer = management.ask("conditions")
+    except RefusedError as error:
+        yield Check(Health.OK, CONDITIONS, *_not_said(error.refusal))
+        return
+    except XaError as error:
+        yield Check(Health.WARN, CONDITIONS, f"the broker does not say what is wrong: {error.message}", "ask again")
+        return
+
+    holding = {one["name"]: one for one in answer["conditions"] if one["count"]}
+    for condition in EVERY_CONDITION:
+        if condition.name in holding:
+            yield _holds(condition, holding[condition.name])
+    for name in holding.keys() - BY_NAME.keys():
+        yield Check(Health.WARN, CONDITIONS, f"{name}, which only a newer version knows", "use the broker's version")
+    if answer["looked"] is None:
+        yield Check(
+            Health.OK, CONDITIONS, "the broker has not looked at all of its queues yet", "ask again in a minute"
+        )
+    elif not holding:
+        yield Check(Health.OK, CONDITIONS, "the broker finds nothing wrong with its queues and branches")
+
+
+def _not_said(refusal: Refusal) -> tuple[str, str]:
+    """Why the broker does not say what is wrong, and what to do about that."""
+    if refusal.condition != Unmet.UNAUTHORIZED:
+        return "not known: the broker is of a version that does not look for what is wrong", ""
+    return "not known: this user may not look at the broker", "let it look: view = true in [broker.permissions.NAME]"
+
+
+def _holds(condition: Condition, found: Mapping[str, Any]) -> Check:
+    names = [str(one["name"]) for one in found["worst"][:NAMED]]
+    more = int(found["count"]) - len(names)
+    of = [*names, f"{more} more"] if more > 0 and names else names
+    said = f"{condition.means}: {', '.join(of)}" if of else condition.means
+    health = Health.FAIL if condition.level is Level.PAGE else Health.WARN
+    return Check(health, condition.name, said, f"first: {condition.command}; then: {condition.then}", condition)
+
+
+# --- a broker that decides --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,12 @@ from dtx.protocol.commands import MAX_PAGE, Fence, Prepare, Recover, RecoveredSt
 from dtx.protocol.conditions import RefusedError
 from rm_amqp.channel.message_links import READ
 from rm_amqp.connections import ConnectedSwitch, Environment
-from rm_amqp.diagnosis import REPORT_PAGE, diagnose, in_doubt_branch
+from rm_amqp.diagnosis import REPORT_PAGE, condition_checks, diagnose, in_doubt_branch
 from rm_amqp.driver import AmqpDriver, BranchWork
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, refusal_error
 from rm_amqp.settings import parse
 from xa import FORMAT_ID, NULL_XID, TMREGISTER, TMUSEASYNC, Code, XaError, xa_error
+from xa.diagnosis import Diagnosis, Health
 from xa.switch import EndingWithPrepareSwitch
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from rm_amqp.connection.endpoint import Steps
     from rm_amqp.connection.links import BulkReceiver
     from xa import Registrar, Xid
-    from xa.diagnosis import Diagnosis
     from xa.holdings import InDoubtBranch
 
 T = TypeVar("T")
@@ -73,7 +73,10 @@ class AmqpResource(ConnectedSwitch[BranchWork], EndingWithPrepareSwitch[BranchWo
             finally:
                 other.drop()
 
-        return diagnose(lambda: parse(open_string), try_it)
+        found = diagnose(lambda: parse(open_string), try_it)
+        if any(check.health is Health.FAIL for check in found.checks):
+            return found
+        return Diagnosis((*found.checks, *condition_checks(open_string)))
 
     # --- for coordinators of several processes ----------------------------------------------------------------
     def prepare_kept(self, xid: Xid, rmid: int, failed: Collection[int] = (), released: Collection[int] = ()) -> Code:

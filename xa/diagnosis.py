@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xa.errors import XaError
+    from xa.telemetry.conditions import Condition
 
 
 class Health(Enum):
@@ -32,12 +33,14 @@ class Health(Enum):
 class Check:
     """One check: what was `found` ("max_prepared_transactions is 0"), and where it is not OK, the `advice` ("set
     it to at least 40 and restart PostgreSQL"). `subject` names what was looked at, in a word or two, and stays the same
-    from one version to the next, for scripts. `found` may quote a server: passwords in it are masked."""
+    from one version to the next, for scripts. `found` may quote a server: passwords in it are masked. `condition` is
+    the one that holds, where what was found is one of the list."""
 
     health: Health
     subject: str
     found: str
     advice: str = ""
+    condition: Condition | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "found", masked(self.found))

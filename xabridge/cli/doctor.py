@@ -84,7 +84,7 @@ def _examine(path: str, progress: Progress) -> Iterator[SubjectCheck]:
         unreachable = silent(diagnosed)
         for name, examined in diagnosed.items():
             condition = RESOURCE_UNREACHABLE if name in unreachable else None
-            yield from (SubjectCheck(name, check, condition) for check in examined.checks)
+            yield from (SubjectCheck(name, check, condition or check.condition) for check in examined.checks)
         yield from examine_outbox(path)
         try:
             expected = expectation(site, site.look(unreachable))

@@ -167,7 +167,7 @@ def examine_survey(
     """Decisions, orphans, node ids that clash, clocks; `diagnosed` is what the resource managers said before.
     `has_log`: there is one, in which an outcome can be noted."""
     found = expected.found
-    failed = {name for name, of in diagnosed.items() if any(check.health is Health.FAIL for check in of.checks)}
+    failed = {name for name, of in diagnosed.items() if any(_is_in_the_way(check) for check in of.checks)}
     for name, why in found.unreachable.items():
         if name not in failed:
             check = Check(Health.FAIL, "in doubt", f"the branches in doubt can't be read: {masked(why)}", "see above")
@@ -180,6 +180,11 @@ def examine_survey(
     clock = _clock({name: of.clock_ahead_s for name, of in diagnosed.items()})
     if clock is not None:
         yield of_condition("clock", clock, CLOCK_OFF)
+
+
+def _is_in_the_way(check: Check) -> bool:
+    """Whether it says why a resource can't be used, and not what its server finds wrong at its work."""
+    return check.health is Health.FAIL and check.condition is None
 
 
 def _decisions(expected: PassPreview, *, has_log: bool) -> Iterator[Check]:

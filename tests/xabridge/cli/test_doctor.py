@@ -13,11 +13,13 @@ from typing import Any
 
 from sqlalchemy import create_engine, update
 
-from rm_amqp import Message
+from dtx.broker.access.permissions import ANONYMOUS, Coordination, Rule
+from rm_amqp import AmqpResource, Message
+from rm_amqp.management import ManagementClient
 from tests.xabridge.cli.field import NAME, OTHER_LOG, Field, Xabridge, xid_of
 from tm.log import Branch, Heuristic
 from tm.log.folder_check import examine_folder, file_system_of
-from xa import Code
+from xa import TMSUCCESS, Code
 from xa.diagnosis import Check, Diagnosis, Health
 from xa.telemetry.conditions import CLOCK_OFF
 from xabridge.cli.doctor import lines
@@ -275,3 +277,47 @@ def test_a_variable_that_is_not_set_is_named_with_what_to_do(field: Field, xabri
         (failed,) = (one for one in found if one["of"] == "elsewhere")
         assert "the environment variable NOT_SET_HERE is not set" in failed["found"]
         assert advice in failed.values()
+
+
+def at_broker(xabridge: Xabridge) -> dict[str, tuple[str, str | None]]:
+    """Health and condition of each check of the resource `queues`, but that it can be used."""
+    return {
+        what: (check["health"], check["condition"])
+        for (of, what), check in checks(xabridge).items()
+        if of == "queues" and what != "usable"
+    }
+
+
+def test_what_a_broker_finds_wrong_is_named(field: Field, xabridge: Xabridge) -> None:
+    with TestBroker() as broker, ManagementClient(broker.url) as management:
+        field.configure("broker", "shop", urls=[("queues", broker.url)])
+        assert at_broker(xabridge) == {"conditions": ("ok", None)}
+
+        management.ask("create-queue", queue="orders")
+        management.ask("pause-queue", queue="orders")
+        rm, xid = AmqpResource(), xid_of(field.gtrid(1), "queues")
+        assert rm.open(broker.url, 1) == Code.XA_OK
+        assert rm.start(xid, 1) == Code.XA_OK
+        assert rm.end(xid, 1, TMSUCCESS) == Code.XA_OK
+        assert rm.prepare_kept(xid, 1) == Code.XA_OK
+        broker.advance(901.0)
+        broker.advance(5.0)
+        assert at_broker(xabridge) == {
+            "queue-paused": ("warn", "queue-paused"),
+            "branch-in-doubt": ("fail", "branch-in-doubt"),
+        }
+        said = xabridge("doctor")
+        assert said.code == 1
+        assert "first: xabridge broker audit; then: ask who paused it" in said.words
+        assert "orders" in said.words
+        assert str(xid) in checks(xabridge)["queues", "branch-in-doubt"]["found"]
+        rm.rollback(xid, 1)
+        rm.close("", 1)
+
+
+def test_a_user_who_may_not_look_at_the_broker_reads_that(field: Field, xabridge: Xabridge) -> None:
+    with TestBroker() as broker:
+        field.configure("broker", "shop", urls=[("queues", broker.url)])
+        broker.inside(lambda: broker.broker.container.permissions.set(ANONYMOUS, Rule(coordinate=Coordination.ALL)))
+        assert at_broker(xabridge) == {"conditions": ("ok", None)}
+        assert "not known: this user may not look at the broker" in xabridge("doctor").words
