@@ -136,9 +136,8 @@ class ProblemList:
         return Problems(tuple(found), unknown, frozenset(self._away))
 
     # -- from what was asked
-    def add_broker(self, broker: str, answer: Mapping[str, Any] | None, *, with_branches: bool) -> None:
-        """What a broker has found of its conditions; None: it is of a version that does not look for them.
-        `with_branches`: its branches in doubt are not known otherwise."""
+    def add_broker(self, broker: str, answer: Mapping[str, Any] | None) -> None:
+        """What a broker has found of its conditions; None: it is of a version that does not look for them."""
         if answer is None:
             self.unknown(f"broker {broker}", "its version does not look for what is wrong")
             return
@@ -146,9 +145,8 @@ class ProblemList:
             self.unknown(f"broker {broker}", "it has not looked at all of its queues yet")
         for found in answer["conditions"]:
             condition = BY_NAME.get(found["name"])  # None: the broker is newer than this console
-            if condition is None or not found["count"] or (condition is BRANCH_IN_DOUBT and not with_branches):
-                continue
-            self.add(condition, _said(condition, broker, found), _page(condition, broker, found))
+            if condition is not None and found["count"]:
+                self.add(condition, _said(condition, broker, found), _page(condition, broker, found))
 
     def add_clock(self, broker: str, ahead_s: float, uncertain_s: float) -> None:
         """A broker's clock, compared with that of this machine."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -73,6 +74,22 @@ def test_the_first_page_answers_three_questions(onlooker: Visitor, monkeypatch: 
     assert "Nothing is wrong" not in said
     assert "from orders: rejected in orders.dead 5" in said
     assert "ValueError: no such customer at shop/orders.py, line 17, handle, in orders.dead 1" in said
+
+
+def test_a_branch_that_its_broker_calls_in_doubt_is_shown_before_five_minutes(
+    filled_store: Path, tmp_path: Path, visit: Callable[..., Visitor]
+) -> None:
+    shutil.copy(filled_store, tmp_path)
+    broker = broker_with_users(tmp_path, settings=Settings(in_doubt_s=0))
+    try:
+        visitor = visit(place_of(broker))
+        visitor.sign_in()
+        said = text_of(visitor.get("/"))
+    finally:
+        broker.stop()
+    assert "Is anything stuck? trouble 1 branch in doubt branch in doubt" in said
+    assert "1 branch at main in doubt, the oldest for" in said
+    assert "younger than recovery takes" not in said
 
 
 def test_every_page_shows_what_is_there(onlooker: Visitor) -> None:

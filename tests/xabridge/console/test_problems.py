@@ -16,7 +16,7 @@ def of_broker(name: str, count: int, *worst: tuple[str, float], looked: float | 
     """What is shown if this is all that a broker has found."""
     problems = ProblemList()
     found = {"name": name, "count": count, "worst": [{"name": of, "value": value} for of, value in worst]}
-    problems.add_broker("main", {"looked": looked, "conditions": [found]}, with_branches=True)
+    problems.add_broker("main", {"looked": looked, "conditions": [found]})
     return problems.put_together
 
 
@@ -96,7 +96,7 @@ def test_who_has_not_said_what_is_in_doubt() -> None:
 def test_a_broker_that_is_older_or_newer_hides_nothing() -> None:
     """An older one looks for nothing; of a newer one's conditions those that are known here are shown."""
     problems = ProblemList()
-    problems.add_broker("old", None, with_branches=True)
+    problems.add_broker("old", None)
     assert problems.put_together.state(Question.STUCK) == "not known yet"
     assert of_broker("of a newer version", 7).found == ()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from xa.telemetry.conditions import OLD_S, Question
+from xa.telemetry.conditions import BRANCH_IN_DOUBT, OLD_S, Question
 from xabridge.console.brokers import BrokerProblem, RequestRefused
 from xabridge.console.pages.dead_letters import groups_of
 from xabridge.console.pages.nodes import node_lines
@@ -109,6 +109,7 @@ async def overview(console: Console, _request: Request, session: Session) -> Pag
         "pipelines": pipelines,
         "has_pipelines": console.pipelines.configured,
         "doubt": doubt,
+        "branches": sum(_branches_in_doubt(one.value) for one in flows if one.value is not None),
         "most_doubts": DOUBTS,
         "letters": letters[:GROUPS],
         "more_letters": max(len(letters) - GROUPS, 0),
@@ -128,7 +129,7 @@ def _problems(
     found = ProblemList()
     for one in flows:
         if one.value is not None:
-            found.add_broker(one.broker, one.value.conditions, with_branches=doubt.found is None)
+            found.add_broker(one.broker, one.value.conditions)
             found.add_clock(one.broker, one.value.ahead_s, one.value.uncertain_s)
         else:
             found.add_silent("broker", one.broker, one.trouble, "#flow", away=one.away)
@@ -159,6 +160,12 @@ def _versions(flows: list[BrokerReply[Flow]], nodes: Listing[NodeLine]) -> dict[
     versions = {f"broker {one.broker}": str(one.value.status.get("version", "")) for one in flows if one.value}
     versions |= {f"node {one.name}": one.node.version for one in nodes.found if one.node is not None}
     return {**versions, "this console": VERSION}
+
+
+def _branches_in_doubt(flow: Flow) -> int:
+    """For longer than its broker's `in_doubt_s`."""
+    found = flow.conditions["conditions"] if flow.conditions is not None else ()
+    return sum(int(one["count"]) for one in found if one["name"] == BRANCH_IN_DOUBT.name)
 
 
 async def _survey(console: Console, session: Session) -> Survey | BrokerProblem:
