@@ -17,7 +17,6 @@ log `xabridge.broker.audit` gets a line for all that is written.
 
 from __future__ import annotations
 
-import heapq
 import json
 import logging
 from collections import OrderedDict
@@ -30,8 +29,6 @@ from xa.printable import printable
 from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dtx.broker.transactional_resource import TransactionalResource
     from dtx.store.contract import NotStored, Restored
 
@@ -233,12 +230,15 @@ class Audit:
         self._resource.submit(batch, written)
 
     # -- looking
-    def newest(self, before: int) -> Iterator[tuple[int, AuditEntry]]:
-        """The entries, those that began last first, from the one in front of number `before` on; 0: all."""
-        rows = (reversed(tuple(entries.items())) for entries in self._groups.values())
-        for number, entry in heapq.merge(*rows, key=lambda row: row[0], reverse=True):
-            if not before or number < before:
-                yield number, entry
+    def newest(self, before: tuple[int, int] | None = None) -> list[tuple[int, AuditEntry]]:
+        """The entries, the newest first by the time that is shown, of a sum its last; behind the one with this time and
+        number, if `before` is given. They are sorted for each page, because sums move and clocks are put back."""
+        every = (row for entries in self._groups.values() for row in entries.items())
+        rows = [(entry.when_ms, number, entry) for number, entry in every]
+        if before is not None:
+            rows = [row for row in rows if row[:2] < before]
+        rows.sort(reverse=True)  # no number is there twice, so that entries are not compared
+        return [(number, entry) for _, number, entry in rows]
 
 
 def _key(entry: AuditEntry) -> tuple[str, ...]:

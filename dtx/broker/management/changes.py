@@ -225,18 +225,19 @@ def drop_branch(request: ManagementRequest, answer: Answer) -> None:
 
 # -- the audit log
 def audit(request: ManagementRequest) -> list[Value]:
-    """A page of the audit log, what began last first; with `who` and `what`, patterns in which * stands for any text,
+    """A page of the audit log, the newest first; with `who` and `what`, patterns in which * stands for any text,
     of these only."""
     after, who, what = request.after, request.text("who", "*"), request.text("what", "*")
-    before = int(after, 16) if after and set(after) <= set("0123456789abcdef") else 0
-    newest = request.container.audit.newest(before)
+    when, _, number = after.partition("-")
+    given = number and set(when + number) <= set("0123456789abcdef")
+    newest = request.container.audit.newest((int(when, 16), int(number, 16)) if given and when else None)
     return request.page((row for row in newest if fits(who, row[1].who) and fits(what, row[1].what)), _entry)
 
 
 def _entry(item: tuple[int, AuditEntry]) -> Map:
     number, entry = item
     return {
-        "id": f"{number:x}",
+        "id": f"{entry.when_ms:x}-{number:x}",
         "when": Timestamp(entry.when_ms),
         "first": Timestamp(entry.first_ms) if entry.count else None,
         "count": Ulong(max(entry.count, 1)),
