@@ -40,6 +40,8 @@ RULE: Final = "rule"
 the verifier there are two and the end of the old one, where a user has an old password."""
 LOOK_S: Final = 1.0
 """How often it is looked whether an old password has ended, to write that down."""
+ENDS_OLD: Final = "end-old-password"
+"""What the audit log calls it."""
 BROKER: Final = "the broker"
 """Who ends an old password when its time has come."""
 
@@ -185,7 +187,7 @@ class Accounts:
         """Writes the user's record without the old password. If the store does not take it, `look` tries again."""
         batch = Batch()
         number = self._audit.write(
-            batch, Actor(BROKER), "end-old-password", {"user": name, "connections": self._open_by_others(name)}
+            batch, Actor(BROKER), ENDS_OLD, {"user": name, "connections": self._open_by_others(name)}
         )
         change = self.write_user(batch, name, credentials.verifier(name))
 

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 MOST_ABOUT: Final = 100
 """Characters of an argument of a refused request that the audit log keeps."""
 
+ANYTHING: Final = "management"
+"""What the audit log calls a request of one who may ask for nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -89,7 +92,7 @@ def carry_out(container: Container, connection: ServedConnection, request: Reque
     identity, permissions = connection.identity, container.permissions
     actor = Actor(str(identity), connection.peer)
     if not any(permissions.may_manage(identity, each) for each in Management):  # nothing of the request is decoded
-        container.audit.asked(actor, "management", Outcome.REFUSED, "no permission", {})
+        container.audit.asked(actor, ANYTHING, Outcome.REFUSED, "no permission", {})
         raise _unauthorized(identity, Management.VIEW)
     arguments = request.application_properties()
     name = arguments.get("operation")

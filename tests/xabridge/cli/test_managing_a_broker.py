@@ -285,7 +285,7 @@ def test_users_and_permissions_are_changed_while_the_broker_runs(
         assert shell.run("forbid", "operator", "--yes") == (5, "")
         entries = [(one["who"], one["what"], one["outcome"]) for one in shell.value("audit")]
         assert [what for who, what, outcome in entries if (who, outcome) == ("operator", "done")] == [
-            "remove-user", "sign-in", "set-permissions", "set-user", "sign-in",
+            "sign-in", "remove-user", "sign-in", "set-permissions", "set-user",
         ]  # fmt: skip
         assert ("alice", "create-queue", "refused") in entries
         assert ("operator", "remove-permissions", "refused") in entries
@@ -294,6 +294,13 @@ def test_users_and_permissions_are_changed_while_the_broker_runs(
         assert lines[1:3] == ["    create-queue: queue q", "    refused: alice may not manage this broker"]
         assert lines[3].startswith("    from 127.0.0.1:")
         assert shell.lines("audit", "--who", "bob") == ["no entries"]
+        assert shell.error == ""
+        for command, operation in ("set-password", "set-user"), ("permit", "set-permissions"), ("set-*", ""):
+            recorded = {one["what"] for one in shell.value("audit", "--what", command)}
+            assert recorded == ({operation} if operation else {"set-user", "set-permissions"}), command
+            assert shell.error == ""
+        assert shell.lines("audit", "--what", "create_queue") == ["no entries"]
+        assert "nothing that is recorded is called create_queue: it is audit, " in shell.error
     finally:
         broker.stop()
 
@@ -321,7 +328,7 @@ def test_a_password_is_rotated_while_everything_runs(
         assert any("old password is valid for another 2" in line for line in shell.lines("users"))
         opened += [Traffic(shop.format(word)) for word in ("first", "second")]
         entries = shell.value("audit", "--who", "shop", "--what", "sign-in")
-        assert [one["about"] for one in entries] == [{"password": "old"}, {}]
+        assert [one["about"] for one in entries] == [{}, {"password": "old"}]
         assert any("by an old password" in line for line in shell.lines("connections", "--user", "shop"))
         opened[2].rm.commit(XID, 1)
         assert shell.value("branches") == []
@@ -415,3 +422,11 @@ def test_tables() -> None:
     letters = [{"id": "1000000001d", "state": "available", "octets": 104, "since": 0, "queue": f"{'队' * 12}.dead",
                 "from": "orders", "why": "rejected", "error": None, "place": None}]  # fmt: skip
     assert tables.dead(letters, 0)[2] == f"    in {'队' * 12}.dead"
+
+
+def test_every_command_that_changes_something_chooses_its_entries(shell: Shell) -> None:
+    """By its name as it is typed, whatever the broker calls the operation."""
+    of_queues = "move copy retry purge create delete configure pause resume"
+    for command in f"{of_queues} close drop set-password remove-user permit forbid".split():
+        assert shell.lines("audit", "--what", command) == ["no entries"]
+        assert shell.error == "", command

@@ -94,7 +94,7 @@ def _add_messages(action: _Action) -> None:
     log = action("audit", "show who has done what, was refused, and signed in", messages.audit)
     log.add_argument("--who", default="*", metavar="USER", help="only this user; * stands for any text")
     log.add_argument(
-        "--what", default="*", metavar="WHAT", help="only this operation, or sign-in; * stands for any text"
+        "--what", default="*", metavar="WHAT", help="only this command, operation, or sign-in; * stands for any text"
     )
     _add_most(log, 50)
     _add_watch(log)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from dtx.broker.access.accounts import ENDS_OLD
+from dtx.broker.access.audit import SIGN_IN
+from dtx.broker.access.permissions import fits as matches
+from dtx.broker.management.operations import ANYTHING, OPERATIONS
 from rm_amqp.message import Message
 from xa.printable import escaped
 from xabridge.cli.broker import tables
@@ -18,6 +23,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rm_amqp.management import ManagementClient
+
+OPERATIONS_OF: Final = {
+    "close": ("close-connection",),
+    "configure": ("configure-queue",),
+    "create": ("create-queue",),
+    "delete": ("delete-queue",),
+    "drop": ("drop-branch",),
+    "forbid": ("remove-permissions",),
+    "pause": ("pause-queue",),
+    "permit": ("set-permissions",),
+    "resume": ("resume-queue",),
+    "set-password": ("set-user", "revoke-old-password"),
+}
+"""What the audit log calls a command that it does not call by its name."""
+KINDS: Final = (*OPERATIONS, SIGN_IN, ENDS_OLD, ANYTHING)
+"""Everything that has entries there."""
 
 
 def messages(management: ManagementClient, arguments: Namespace) -> Exit:
@@ -124,7 +145,17 @@ def read(management: ManagementClient, arguments: Namespace) -> Exit:
 def audit(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker audit`: who has done what."""
 
+    what: str = arguments.what
+    wanted = OPERATIONS_OF.get(what, (what,))
+    if not any(matches(pattern, kind) for pattern in wanted for kind in KINDS):
+        known = ", ".join(sorted({*KINDS, *OPERATIONS_OF}))
+        sys.stderr.write(f"xabridge broker audit: nothing that is recorded is called {escaped(what)}: it is {known}\n")
+
     def look() -> Found:
-        return list(islice(management.pages("audit", key="id", who=arguments.who, what=arguments.what), arguments.most))
+        pattern = wanted[0] if len(wanted) == 1 else "*"
+        entries = management.pages("audit", key="id", who=arguments.who, what=pattern)
+        if len(wanted) > 1:
+            entries = (one for one in entries if one["what"] in wanted)
+        return list(islice(entries, arguments.most))
 
     return shown(management, arguments, look, lambda found, _now_ms: tables.audit(found))
