@@ -101,7 +101,7 @@ def why_dead(letter: Mapping[str, Any]) -> list[str]:
     """Why a message is a dead letter, or those of a group are: what it has failed with, where, and what the broker
     says of it. Not escaped."""
     if letter.get("id") == OTHERS:
-        return ["for many other reasons, each of few letters"]
+        return ["for other reasons, none with more letters than another group of this queue"]
     said = [letter["error"]] if letter["error"] else []
     said += [f"at {letter['place']}"] if letter["place"] else []
     came = f"from {letter['from']}" if letter["from"] else ""

@@ -111,7 +111,7 @@ def _group(request: ManagementRequest, queue: Queue, group: DeadLetterGroup) -> 
         "place": origin.place or None,
         "latest": f"{group.latest:x}",
         "since": time_of(request.container.resource.ages.since_ms(group.position)),
-        "until": f"{group.position:x}",
+        "until": f"{group.until:x}",
     }
 
 
@@ -166,13 +166,13 @@ def chosen(request: ManagementRequest, queue: Queue) -> list[Entry]:
 
 
 def _group_filter(request: ManagementRequest, queue: Queue) -> Callable[[Entry], bool] | None:
-    """Whether a letter is in the `group` of dead letters that the request is about, and came no later than the one at
-    the position `until`; None: it is about no group."""
+    """Whether a letter was in the `group` of dead letters that the request is about when that was shown with the
+    position `until`; None: it is about no group."""
     group, letters = request.text("group", ""), queue.dead_letters
     if not group:
         return None
     until = _hexadecimal(request.text("until"))
-    return lambda entry: entry.position <= until and letters.group_of(entry) == group
+    return lambda entry: letters.was_shown(entry, group, until)
 
 
 def asked_for(request: ManagementRequest) -> int:

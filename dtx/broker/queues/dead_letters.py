@@ -7,13 +7,21 @@ has failed with in message annotations (`x-opt-dead-…`), others in application
 and is shown; nothing depends on it. It is shown cut, and with escapes for what would move a cursor.
 
 Letters are alike if they come from one queue for one reason, and with an error of one kind from one place. Two errors
-are of one kind if they differ only in words with digits, and in what stands in quotes. A queue has at most MOST_GROUPS
-groups. A letter that would need one more is counted in `others`, as long as it is in the queue.
+are of one kind if they differ only in words with digits, and in what stands in quotes. All kinds of a queue are
+counted: a letter of a kind of its own costs some 250 octets more. At most MOST_GROUPS kinds are groups; the letters of
+the others are counted as one group, `others`. None of these kinds has more letters than a group: as soon as one would,
+it becomes a group, in place of the smallest.
+
+What is shown of a group is its id, its count, and the position `until`. An action on it takes the letters that were in
+it then, or fewer. `others` could take more than was shown if a kind came into it that was a group before. So a kind
+keeps the position at which it came there, and only what was shown with `until` at or behind that position includes it.
+A start forms the groups anew, perhaps others; so what was shown of `others` before it includes nothing.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -22,7 +30,7 @@ from dtx.amqp.messages import read_notes
 from xa.printable import escaped, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 ORIGIN: Final = "origin"
 """The kind of the records with origins, which have the numbers of their messages."""
@@ -100,87 +108,190 @@ def _end_of(place: str) -> str:
 
 class DeadLetterGroup:
     """Letters that are alike. `origin` is that of the first one, `latest` the number of the last that came, and
-    `position` its position."""
+    `position` its position. `until` is the position up to which it is shown now."""
 
-    __slots__ = ("count", "id", "latest", "origin", "position")
+    __slots__ = ("among_others", "count", "kind", "latest", "origin", "others_since", "position", "until")
 
-    def __init__(self, group_id: str, origin: Origin) -> None:
-        self.id = group_id
+    def __init__(self, kind: bytes, origin: Origin) -> None:
+        self.kind = kind
         self.origin = origin
         self.count = 0
         self.latest = 0
         self.position = 0
+        self.until = 0
+        self.among_others = False
+        self.others_since = 0
+        """The position at which it came among the others after it had been a group; 0: it has not."""
+
+    @property
+    def id(self) -> str:
+        """What people and requests call it."""
+        return self.kind[:6].hex() or OTHERS
+
+    def came(self, entry: Letter) -> None:
+        """Notes the last one that came."""
+        if entry.position > self.position:
+            self.latest, self.position = entry.number, entry.position
+            self.until = max(self.until, self.position)
+
+
+class _KindsByCount:
+    """Kinds of letters, of which the largest is found at once."""
+
+    def __init__(self) -> None:
+        self._by_count: dict[int, dict[bytes, DeadLetterGroup]] = {}
+        self._counts: list[int] = []
+        """The counts that occur, in their order. n letters have less than √2n different ones."""
+
+    def add(self, group: DeadLetterGroup) -> None:
+        """It has its count until it is discarded."""
+        alike = self._by_count.get(group.count)
+        if alike is None:
+            alike = self._by_count[group.count] = {}
+            self._counts.insert(bisect_left(self._counts, group.count), group.count)
+        alike[group.kind] = group
+
+    def discard(self, group: DeadLetterGroup) -> None:
+        """It is no more among them, or its count is about to change."""
+        alike = self._by_count[group.count]
+        del alike[group.kind]
+        if not alike:
+            del self._by_count[group.count]
+            del self._counts[bisect_left(self._counts, group.count)]
+
+    def largest(self) -> DeadLetterGroup | None:
+        """One of which no other has more letters."""
+        if not self._counts:
+            return None
+        alike = self._by_count[self._counts[-1]]
+        kind, group = alike.popitem()  # forgets what was deleted at the end, which an iterator would pass each time
+        alike[kind] = group
+        return group
 
 
 class DeadLetters:
     """The dead letters of one queue, in groups."""
 
-    def __init__(self) -> None:
-        self._groups: dict[Origin, DeadLetterGroup] = {}
-        """By what letters have in common."""
-        self._others = DeadLetterGroup(OTHERS, NOTHING_NOTED)
-        self._in_others: set[int] = set()
-        """The numbers of letters that are in no group."""
+    def __init__(self, new_position: Callable[[], int]) -> None:
+        self._new_position = new_position
+        self.clear()
+
+    def clear(self) -> None:
+        """There are none any more."""
         self.count = 0
+        self._kinds: dict[bytes, DeadLetterGroup] = {}
+        """All kinds of letters, each of them as a group."""
+        self._groups: dict[bytes, DeadLetterGroup] = {}
+        """Those that are shown as groups."""
+        self._least = 0
+        """No group has fewer letters."""
+        self._others = DeadLetterGroup(b"", NOTHING_NOTED)
+        self._among_others = _KindsByCount()
+        self._started_at = 0
+
+    def restored(self) -> None:
+        """All letters of the store are there; the groups may be others than before."""
+        self._started_at = self._others.until = self._new_position()
 
     def add(self, entry: Letter) -> None:
         """A letter is in the queue."""
         origin = entry.origin or NOTHING_NOTED
         kind = kind_of(origin)
-        group = self._groups.get(kind)
-        if group is None and len(self._groups) < MOST_GROUPS:
-            group = self._groups[kind] = DeadLetterGroup(_id_of(kind), origin)
-        elif group is None:
-            group = self._others
-            self._in_others.add(entry.number)
+        group = self._kinds.get(kind)
+        if group is None:
+            group = self._kinds[kind] = DeadLetterGroup(kind, origin)
+            if len(self._groups) < MOST_GROUPS:
+                self._groups[kind] = group
+                self._least = 0
+            else:
+                group.among_others = True
+        elif group.among_others:
+            self._among_others.discard(group)
 
         entry.origin = group.origin if group.origin == origin else origin  # most letters share one in memory
         group.count += 1
         self.count += 1
-        if entry.position > group.position:
-            group.latest, group.position = entry.number, entry.position
+        group.came(entry)
+        if not group.among_others:
+            return
+        self._among_others.add(group)
+        self._others.count += 1
+        self._others.came(entry)
+        if group.count > self._least:
+            smallest = min(self._groups.values(), key=lambda one: one.count)
+            self._least = smallest.count
+            if group.count > smallest.count:
+                self._exchange(group, smallest)
+
+    def _exchange(self, larger: DeadLetterGroup, smallest: DeadLetterGroup) -> None:
+        """A kind among the others, which has more letters than the smallest group, takes its place."""
+        self._make_group(larger)
+        del self._groups[smallest.kind]
+        others = self._others
+        smallest.among_others = True
+        smallest.others_since = others.until = self._new_position()
+        self._among_others.add(smallest)
+
+        others.count += smallest.count
+        if smallest.position > others.position:
+            others.latest, others.position = smallest.latest, smallest.position
+
+    def _make_group(self, group: DeadLetterGroup) -> None:
+        self._among_others.discard(group)
+        self._others.count -= group.count
+        group.among_others = False
+        self._groups[group.kind] = group
+        self._least = min(self._least, group.count)
 
     def remove(self, entry: Letter) -> None:
         """A letter has left the queue."""
         self.count -= 1
-        if entry.number in self._in_others:
-            self._in_others.discard(entry.number)
+        group = self._kinds[kind_of(entry.origin or NOTHING_NOTED)]
+        if group.among_others:
+            self._among_others.discard(group)
             self._others.count -= 1
-            return
-        kind = kind_of(entry.origin or NOTHING_NOTED)
-        group = self._groups[kind]
         group.count -= 1
         if not group.count:
-            del self._groups[kind]
+            del self._kinds[group.kind]
+        if group.among_others:
+            if group.count:
+                self._among_others.add(group)
+            return
+
+        self._least = min(self._least, group.count)
+        larger = self._among_others.largest()
+        if not group.count:
+            del self._groups[group.kind]
+            if larger is not None:
+                self._make_group(larger)
+        elif larger is not None and larger.count > group.count:
+            self._exchange(larger, group)
 
     def group_of(self, entry: Letter) -> str:
         """The id of a letter's group."""
-        if entry.number in self._in_others:
-            return OTHERS
-        group = self._groups.get(kind_of(entry.origin or NOTHING_NOTED))
-        return OTHERS if group is None else group.id
+        group = self._kinds.get(kind_of(entry.origin or NOTHING_NOTED))
+        return OTHERS if group is None or group.among_others else group.id
+
+    def was_shown(self, entry: Letter, group_id: str, until: int) -> bool:
+        """Whether a letter was in a group when that was shown with `until`."""
+        group = self._kinds.get(kind_of(entry.origin or NOTHING_NOTED))
+        if group is None or entry.position > until:
+            return False
+        if group_id != OTHERS:
+            return group.id == group_id
+        return group.among_others and max(group.others_since, self._started_at) <= until
 
     def groups(self) -> Iterable[DeadLetterGroup]:
         """The groups, by their ids; then the others, if there are any."""
         found = sorted(self._groups.values(), key=lambda group: group.id)
         return [*found, self._others] if self._others.count else found
 
-    def clear(self) -> None:
-        """There are none any more."""
-        self._groups.clear()
-        self._in_others.clear()
-        self._others.count = self.count = 0
-
 
 @lru_cache(maxsize=1024)
-def kind_of(origin: Origin) -> Origin:
-    """What letters that are alike have in common."""
+def kind_of(origin: Origin) -> bytes:
+    """A digest of what letters that are alike have in common."""
     error = origin.error
-    if not error:
-        return origin
-    words = _QUOTED.sub("…", error).split(" ")
-    return origin._replace(error=" ".join(["…" if _DIGIT.search(word) else word for word in words]))
-
-
-def _id_of(kind: Origin) -> str:
-    return blake2b(kind.encode().encode(errors="replace"), digest_size=6).hexdigest()
+    if error:
+        words = _QUOTED.sub("…", error).split(" ")
+        origin = origin._replace(error=" ".join(["…" if _DIGIT.search(word) else word for word in words]))
+    return blake2b(origin.encode().encode(errors="replace"), digest_size=16).digest()

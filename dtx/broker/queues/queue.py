@@ -114,7 +114,7 @@ class Queue:
         """What it is a subscription of."""
         self.kept = ""
         """What the store keeps with its name."""
-        self.dead_letters = DeadLetters()
+        self.dead_letters = DeadLetters(owner.number)
         self.unreadable: dict[int, Entry] = {}
         """Messages of it whose payload the store can't read, by their numbers: held, and given to no one."""
         self.attached = 0
@@ -365,6 +365,7 @@ class Queue:
             entry.origin = origins.pop(entry.number, None)
             if self.for_dead_letters or entry.origin is not None:
                 self.dead_letters.add(entry)
+        self.dead_letters.restored()
 
     def next_position(self) -> int:
         """A position behind all others."""

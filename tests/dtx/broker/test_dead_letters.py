@@ -4,6 +4,8 @@ whichever client; and an operator retries or deletes a group as it was shown."""
 from __future__ import annotations
 
 import time
+from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
@@ -246,7 +248,8 @@ def test_what_others_note_in_properties_is_read() -> None:
 def test_many_different_reasons_stay_bounded(world: World) -> None:
     """5,000 reasons that no two letters share: the rest is counted as one group, and leaves it again. An entry costs
     a bounded time, whatever it says."""
-    letters, queue = DeadLetters(), world.connect().world.container.resource.create("many.dead")
+    resource = world.connect().world.container.resource
+    letters, queue = DeadLetters(resource.number), resource.create("many.dead")
     found = []
     before = time.process_time()
     for number in range(5_000):
@@ -264,6 +267,92 @@ def test_many_different_reasons_stay_bounded(world: World) -> None:
     for entry in found:
         letters.remove(entry)
     assert (list(letters.groups()), letters.count) == ([], 0)
+
+
+def junk(count: int, first: int = 0) -> list[bytes]:
+    """Letters with reasons of their own."""
+    return [letter(f"Error: {number:b}".translate({48: "a", 49: "b"})) for number in range(first, first + count)]
+
+
+def largest(peer: Peer, count: int = 2) -> list[tuple[int, str]]:
+    """How many letters the first groups have, and for which reason."""
+    return [(group["letters"], group["error"] or group["id"]) for group in groups(peer)][:count]
+
+
+def test_a_reason_that_has_many_letters_becomes_a_group(world: World, peer: Peer) -> None:
+    """Also where every group was taken when its first letter came, and the same after a restart."""
+    send(peer, *junk(300))
+    assert largest(peer, 1) == [(100, OTHERS)]
+    send(peer, *(letter("KeyError: x") for _ in range(150)))
+    for one in (peer, world.crash().connect()):
+        assert largest(one) == [(150, "KeyError: x"), (101, OTHERS)]
+        assert len(groups(one)) == MOST_GROUPS + 1
+
+
+def test_a_group_that_is_free_is_for_the_largest_of_the_others(peer: Peer) -> None:
+    """200 groups of three go, and one shrinks; the reasons with two letters each get groups of their own."""
+    send(peer, *(junk(MOST_GROUPS) * 3))
+    send(peer, *(junk(2, first=1000) * 2), *junk(300, first=2000))
+    shown = groups(peer)
+    assert (shown[0]["id"], shown[0]["letters"]) == (OTHERS, 304)
+    assert change(peer, "purge", {**shown[1], "letters": 2})["done"] == 2
+    assert [group["letters"] for group in groups(peer)[-2:]] == [3, 2]
+    assert manage(peer, operation="purge", queue="q.dead", most=3 * MOST_GROUPS - 2)["done"] == 3 * MOST_GROUPS - 2
+    assert [group["letters"] for group in groups(peer)] == [102, 2, 2, *[1] * 198]
+
+
+def test_others_are_changed_as_they_were_shown(world: World, peer: Peer) -> None:
+    """Of a kind that was a group then, nothing is deleted with the others, wherever it is now."""
+    send(peer, *junk(MOST_GROUPS + 2))
+    shown = groups(peer)
+    assert (shown[0]["id"], shown[0]["letters"]) == (OTHERS, 2)
+    was_alone = {group["error"] for group in shown if group["id"] != OTHERS}
+    send(peer, *(junk(1, first=MOST_GROUPS) * 2), *(junk(10, first=1000) * 2))
+    now = groups(peer)
+    assert sum(group["letters"] for group in now) == MOST_GROUPS + 2 + 2 + 20
+    assert now[0]["id"] == OTHERS
+    assert change(peer, "purge", {**shown[0], "letters": 1000})["done"] == 1, "one of two is a group now"
+    left = {one["error"] for one in manage(peer, operation="messages", queue="q.dead", count=1000)}
+    assert was_alone <= left
+
+    operator = world.crash().connect()
+    assert change(operator, "purge", {**now[0], "letters": 1000})["done"] == 0, "the groups are formed anew"
+    again = groups(operator)[0]
+    assert change(operator, "purge", again)["done"] == again["letters"] > 0
+    assert [group["id"] for group in groups(operator) if group["id"] == OTHERS] == []
+
+
+def test_groups_are_right_whatever_comes_and_goes(world: World) -> None:
+    """Counts are exact, no kind among the others has more letters than a group, and what was shown is kept."""
+    resource = world.connect().world.container.resource
+    letters, queue = DeadLetters(resource.number), resource.create("many.dead")
+    chance = Random(7)
+    found: list[Entry] = []
+    shown: tuple[int, set[Entry]] = (0, set())
+    for _ in range(20_000):
+        if found and chance.random() < 0.48:
+            place = chance.randrange(len(found))
+            found[place], found[-1] = found[-1], found[place]
+            letters.remove(found.pop())
+        else:
+            entry = Entry(queue, resource.number(), 1, 0, position=resource.number())
+            entry.origin = Origin(error="x" * int(chance.paretovariate(0.7) % 600))
+            letters.add(entry)
+            found.append(entry)
+
+        if chance.random() < 0.02:
+            now = list(letters.groups())
+            meant = {entry for entry in found if letters.was_shown(entry, OTHERS, shown[0])}
+            assert meant <= shown[1], "seed 7"
+            among = Counter(letters.group_of(entry) for entry in found)
+            assert {group.id: group.count for group in now} == among, "seed 7"
+            others = [entry for entry in found if letters.group_of(entry) == OTHERS]
+            most = max(Counter(entry.origin for entry in others).values(), default=0)
+            assert most <= min((group.count for group in now if group.id != OTHERS), default=0), "seed 7"
+            if others:
+                assert all(letters.was_shown(entry, OTHERS, now[-1].until) for entry in others), "seed 7"
+                if chance.random() < 0.2:
+                    shown = (now[-1].until, set(others))
 
 
 def test_alike_letters_share_what_is_kept_of_them(peer: Peer) -> None:
