@@ -54,7 +54,6 @@ def page(request: ManagementRequest) -> list[Value]:
 
     def shown(entry: Entry) -> Map:
         origin = entry.origin or NOTHING_NOTED
-        is_dead = queue.for_dead_letters or entry.origin is not None
 
         return {
             "id": f"{entry.number:x}",
@@ -71,7 +70,7 @@ def page(request: ManagementRequest) -> list[Value]:
             "why": origin.reason or None,
             "error": origin.error or None,
             "place": origin.place or None,
-            "dead-letter-group": dead_letters.group_of(entry) if is_dead else None,
+            "dead-letter-group": dead_letters.group_of(entry) if queue.is_dead_letter(entry) else None,
             "unreadable": entry.number in queue.unreadable,
         }
 
@@ -312,7 +311,7 @@ class _Copy:
             target = self._target
             number, due_ms = self._resource.number(), entry.due_ms
             made = Entry(target, number, entry.size, entry.expires_ms, payload, due_ms=due_ms, group=entry.group)
-            made.origin = entry.origin if target.for_dead_letters else None
+            made.origin = entry.known_origin
             target.take_place(made)
             write_post(self._batch, made)
             made.payload = None

@@ -123,10 +123,9 @@ class Transfer:
             position, count = target.next_position(), 0 if self._anew else entry.count
             batch.place(entry.number, target.number, position, count, entry.expires_ms, entry.due_ms)
 
-        stays_dead = target is not None and target.for_dead_letters and not self._anew
-        if entry.has_record and not stays_dead:
+        origin = None if target is None or self._anew else entry.known_origin
+        if entry.has_record and origin is None:
             batch.drop_record(entry.number)
-        origin = entry.origin if stays_dead else None
         return MessageMove(entry, target, position, count, origin, entry.expires_ms, entry.due_ms)
 
     def _written(self, effects: list[MessageMove], error: NotStored | None) -> None:

@@ -29,7 +29,7 @@ class Entry:
     """A message of a queue. `payload` is there while the store has not got it, and always in a queue that
     does not last; `count` is how often it was delivered in vain. `due_ms` is when it may be delivered: 0 at once, a
     negative one says how long after it is committed. `group` is the name of its group, "" for none.
-    `origin` is that of a dead letter, also of one that is still to come into its queue.
+    `origin` is that of a dead letter, also of one that is still to come into its queue, or that an operator has moved.
     `source` is the number under which the store has its payload: its own, unless it shares that with others.
     `apart`, which is known until the broker stops, says that its next consumer is to handle it alone."""
 
@@ -79,6 +79,11 @@ class Entry:
     def has_record(self) -> bool:
         """Whether the store has a record of its origin."""
         return self.origin is not None and self.origin != NOTHING_NOTED
+
+    @property
+    def known_origin(self) -> Origin | None:
+        """What is known of its origin; None: nothing is."""
+        return self.origin if self.has_record else None
 
 
 def write_post(batch: Batch, entry: Entry) -> None:

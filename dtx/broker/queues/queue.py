@@ -268,7 +268,7 @@ class Queue:
             else:
                 self._order.ready.append(entry)
 
-        if self.for_dead_letters or entry.origin is not None:
+        if self.is_dead_letter(entry):
             self.dead_letters.add(entry)
         counters = self.counters
         counters.came += 1
@@ -282,6 +282,10 @@ class Queue:
             self._owner.has_to_remove(self)
         if not self._marked:
             self._mark()
+
+    def is_dead_letter(self, entry: Entry) -> bool:
+        """Whether a message of it is one. Where it came from, it is a message as before, if it is moved there."""
+        return self.for_dead_letters or (entry.origin is not None and entry.origin.queue != self.name)
 
     def take_place(self, entry: Entry) -> None:
         """A message gets its position, behind all others, because it is posted or committed now. The time of a delay
@@ -363,7 +367,7 @@ class Queue:
         """Takes the origins of its messages out of those of the store, by the numbers of messages."""
         for entry in self._entries.values():
             entry.origin = origins.pop(entry.number, None)
-            if self.for_dead_letters or entry.origin is not None:
+            if self.is_dead_letter(entry):
                 self.dead_letters.add(entry)
         self.dead_letters.restored()
 
@@ -497,7 +501,7 @@ class Queue:
         moved = Entry(target, number, size, expires_ms, None, position, count, due_ms, entry.group)
         moved.source = entry.source
         moved.origin = origin
-        if origin is not None and entry.origin is None:
+        if origin is not None and origin is not entry.origin:
             self.counters.dead_lettered += 1
         target.append(moved)
 
@@ -538,7 +542,7 @@ class Queue:
         if entry.expires_ms:
             self.expirations.forget(entry)
         counters.octets -= entry.size
-        if self.for_dead_letters or entry.origin is not None:
+        if self.is_dead_letter(entry):
             self.dead_letters.remove(entry)
         if counters.memory is not None:
             counters.memory.octets -= entry.size

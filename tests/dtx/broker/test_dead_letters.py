@@ -3,6 +3,7 @@ whichever client; and an operator retries or deletes a group as it was shown."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from random import Random
@@ -17,7 +18,7 @@ from dtx.broker.queues.dead_letters import MOST_ERROR, MOST_GROUPS, OTHERS, Dead
 from dtx.broker.queues.entry import Entry
 from dtx.protocol.commands import Commit, Prepare, Rollback, Start
 from dtx.protocol.replies import MODIFIED, TRANSACTIONAL
-from dtx.store.contract import CHUNK
+from dtx.store.contract import CHUNK, Step
 from tests.dtx.broker.peer import OK, XID, Peer, World, dead, filled, manage, queue_told, say_state
 
 PLACE = "/srv/shop/orders.py:17 in handle"
@@ -372,6 +373,68 @@ def test_a_dead_letter_that_is_copied_says_why_it_is_one(world: World, peer: Pee
     send(peer, letter("ValueError: no"))
     assert manage(peer, operation="copy", queue="q.dead", to="other.dead")["done"] == 1
     assert [group["error"] for group in groups(world.crash().connect())] == ["ValueError: no"] * 2
+
+
+@pytest.mark.parametrize("away", ["parked", "q"])
+def test_a_dead_letter_that_is_moved_away_and_back_says_why_it_is_one(world: World, peer: Peer, away: str) -> None:
+    """Wherever the broker is killed in between. In the queue that it came from it is a message as before."""
+    peer.fill("q", "bad")
+    peer.sender("parked")
+    peer.settle(peer.first()[1], Delivery.REJECTED)
+    send(peer, letter("ValueError: no"))
+    was = sorted(facts(peer), key=str)
+    place, expected = "q.dead", set(was)
+    for target in (away, "q.dead", away):
+        assert manage(peer, operation="move", queue=place, to=target)["done"] == 2
+        place = target
+        expected_groups = [] if target == "q" else was
+        for one in (peer, world.crash().connect()):
+            assert sorted(facts(one), key=str) == expected_groups
+            listed = manage(one, operation="messages", queue=place)
+            assert {(1, each["from"], each["why"], each["error"], each["place"]) for each in listed} == expected
+        world = world.crash()
+        peer = world.connect()
+        assert len(records(world)) == 2
+
+    assert peer.drained(place) == ["bad", "x"]
+    peer.bodies(peer.receiver(place, 2))
+    assert not records(world)
+
+
+class KilledError(Exception):
+    """The broker is killed."""
+
+
+@pytest.mark.parametrize("step", list(Step))
+def test_a_kill_while_a_dead_letter_is_moved_loses_no_origin(world: World, peer: Peer, step: Step) -> None:
+    peer.fill("q", "bad")
+    peer.sender("parked")
+    peer.settle(peer.first()[1], Delivery.REJECTED)
+
+    def hook(reached: Step) -> None:
+        if reached is step:
+            raise KilledError
+
+    world.store._hook = hook
+    with contextlib.suppress(KilledError):
+        manage(peer, operation="move", queue="q.dead", to="parked")
+    after = world.crash()
+    operator = after.connect()
+    assert facts(operator) == [(1, "q", "rejected", None, None)]
+    (found,) = groups(operator)
+    assert manage(operator, operation="retry", queue=found["queue"])["done"] == 1
+    assert operator.drained("q") == ["bad"]
+    assert not records(after)
+
+
+def test_a_dead_letter_that_was_moved_and_fails_again_says_why_it_fails_now(world: World, peer: Peer) -> None:
+    peer.sender("parked")
+    send(peer, letter("ValueError: no"))
+    manage(peer, operation="move", queue="q.dead", to="parked")
+    peer.settle(peer.first("parked")[1], Delivery.REJECTED)
+    for one in (peer, world.crash().connect()):
+        assert facts(one) == [(1, "parked", "rejected", None, None)]
+    assert len(records(world)) == 1
 
 
 def test_a_deleted_queue_leaves_no_record(world: World, peer: Peer) -> None:
