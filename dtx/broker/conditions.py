@@ -243,7 +243,7 @@ class ConditionWatch:
             return
         if settings.no_consumers_s and unconsumed_s >= settings.no_consumers_s:
             tallies[NO_CONSUMERS.name].add(queue.available, queue.name)
-        elif settings.old_messages_s and queue.depth > queue.dead_letters.count:
+        elif settings.old_messages_s and (queue.attached or queue.depth > queue.dead_letters.count):
             age_s = self._oldest_s(queue, now_ms)
             if age_s >= settings.old_messages_s:
                 tallies[OLD_MESSAGES.name].add(age_s, queue.name)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+from proton import Delivery
 
 from dtx.broker.conditions import MEASURED, STEP, WORST
 from dtx.broker.settings import QueueSettings, Settings
@@ -123,6 +124,15 @@ def test_what_waits_behind_a_consumer_that_does_nothing_is_old(world: World, pee
     found = look(peer, OLD_MESSAGES)
     assert (found.number, found.worst[0][0]) == (1, "q")
     assert found.worst[0][1] == pytest.approx(915, abs=20)
+
+
+def test_dead_letters_that_were_moved_to_a_queue_with_consumers_are_old_there(world: World, peer: Peer) -> None:
+    peer.fill("q", "a")
+    peer.settle(peer.first()[1], Delivery.REJECTED)
+    peer.receiver("work")
+    manage(peer, operation="move", queue="q.dead", to="work")
+    wait(world, 1000)
+    assert look(peer, OLD_MESSAGES).worst[0][0] == "work"
 
 
 def test_a_paused_queue_is_paused_at_once_and_nothing_else(world: World, peer: Peer) -> None:
