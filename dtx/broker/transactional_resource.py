@@ -198,7 +198,7 @@ class TransactionalResource:
 
         self._moment = self._moment or self.number()
         self._marks_due = ((self.number(), self.now_ms),)
-        self.ages.mark(self._marks_due[0][0], self.now_ms)
+        self.ages.mark(self._number, self.now_ms)
 
     def restore_messages(self, restored: Restored, locked: set[int]) -> dict[int, Entry]:
         """Puts the stored messages into their queues; gives those that are `locked` by branches."""
@@ -291,9 +291,7 @@ class TransactionalResource:
         now = self.clock.monotonic()
         now_ms = self.now_ms
         self.timers.run(now)
-        if self.ages.mark(self._number, now_ms) and now >= self._mark_at:
-            self._mark_at = now + MARK_S
-            self._marks_due = (*self._marks_due, (self.number(), now_ms))
+        self._mark_ages(now, now_ms)
         if now >= self._moment_at:
             self._moment_at, self._moment_due = now + MOMENT_S, True
         self.schedule.release(now_ms)
@@ -329,6 +327,17 @@ class TransactionalResource:
         due_in = 1.0 if due_ms is None else max(0, due_ms - now_ms) / 1000
         expires_in = 1.0 if expires_ms is None else max(EXPIRY_S, (expires_ms - now_ms) / 1000)
         return min(1.0, due_in, expires_in)
+
+    def _mark_ages(self, now: float, now_ms: int) -> None:
+        """Notes how far the numbers are. A mark that is still to be stored, with none given out since, moves on: so
+        what comes after a quiet time is not taken for as old as that."""
+        due = self._marks_due
+        if due and due[-1][0] == self._number - 1:
+            self._marks_due = (*due[:-1], (due[-1][0], now_ms))
+        elif now >= self._mark_at:
+            self._mark_at = now + MARK_S
+            self._marks_due = (*due, (self.number(), now_ms))
+        self.ages.mark(self._number, now_ms)
 
     def _remember_marks(self, batch: Batch) -> None:
         """How old messages are, and the store itself, is to be known also after a restart. A mark goes with the next

@@ -187,17 +187,17 @@ class MessageAges:
         self._numbers: list[int] = []
         self._times_ms: list[int] = []
 
-    def mark(self, number: int, now_ms: int) -> bool:
-        """`number` is the next one that will be given out; whether that is worth a mark."""
-        if self._numbers and number <= self._numbers[-1] + 1:  # at most the mark's own timer has taken one
-            return False
+    def mark(self, number: int, now_ms: int) -> None:
+        """`number` is the next one that will be given out."""
+        if self._numbers and number == self._numbers[-1]:  # none was given out since
+            self._times_ms[-1] = now_ms
+            return
         self._numbers.append(number)
         self._times_ms.append(now_ms)
         if len(self._numbers) > MOST_MARKS:
             half = MOST_MARKS // 2
             self._numbers[:half] = self._numbers[:half:2]
             self._times_ms[:half] = self._times_ms[:half:2]
-        return True
 
     def since_ms(self, number: int) -> int:
         """When `number` was given out, in milliseconds since the epoch: not before that, and hardly later. 0 where it

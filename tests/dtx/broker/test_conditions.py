@@ -135,6 +135,18 @@ def test_dead_letters_that_were_moved_to_a_queue_with_consumers_are_old_there(wo
     assert look(peer, OLD_MESSAGES).worst[0][0] == "work"
 
 
+def test_what_comes_after_a_quiet_time_is_not_old(world: World, peer: Peer) -> None:
+    wait(world, 3600)
+    peer.fill("q", "x")
+    peer.receiver("q")
+    assert look(peer, OLD_MESSAGES) == (0, [])
+
+    again = world.crash()
+    after = again.connect()
+    after.receiver("q")
+    assert look(after, OLD_MESSAGES) == (0, [])
+
+
 def test_a_paused_queue_is_paused_at_once_and_nothing_else(world: World, peer: Peer) -> None:
     peer.fill("q", "a")
     manage(peer, operation="pause-queue", queue="q")
