@@ -46,6 +46,8 @@ PAUSE_S: Final = 5.0
 """Between the end of a look and the next one."""
 WORST: Final = 5
 """So many of those that a condition is about are named."""
+COUNTED: Final = 1000
+"""Of the dead letters of one queue that are new when it is seen for the first time, so many are counted."""
 GROWN: Final = 100
 """A backlog of fewer messages more is none that grows."""
 THIRDS: Final = 3
@@ -96,15 +98,14 @@ class _Tally:
 class _Course:
     """What has to be known of a queue from one look to the next."""
 
-    __slots__ = ("came", "dead", "letters", "letters_at", "low", "lows", "third_at", "unconsumed_at", "went")
+    __slots__ = ("came", "dead", "letters", "low", "lows", "third_at", "unconsumed_at", "went")
 
     def __init__(self, now: float, *, dead: bool) -> None:
         self.dead = dead
         """Whether it is a queue of dead letters."""
-        self.came = 0
+        self.came: int | None = None
         self.letters = 0
-        self.letters_at = float("-inf")
-        """How many letters came lately, and when the last one was seen."""
+        """How many dead letters came lately, and what the queue had counted when the last one was seen."""
 
         self.unconsumed_at = now
         self.went = 0
@@ -114,14 +115,18 @@ class _Course:
         self.lows: tuple[int, ...] = ()
         """The fewest messages in the third that runs since then, and in those before."""
 
-    def new_letters(self, came: int, now: float, recent_s: float) -> int:
-        """How many dead letters have come lately."""
-        if now - self.letters_at > recent_s:
+    def new_letters(self, queue: Queue, recent: int) -> int:
+        """How many dead letters have come lately, and are there: one after the other, the last of them at the position
+        `recent` or later. At the first look, also after a restart, the positions say it."""
+        came = queue.counters.came
+        if not queue.count_from(recent, 1):
             self.letters = 0
-        if came > self.came:
+        elif self.came is None:
+            self.letters = queue.count_from(recent, COUNTED)
+        else:
             self.letters += came - self.came
-            self.letters_at, self.came = now, came
-        return self.letters
+        self.came = came
+        return min(self.letters, queue.depth)
 
     def unconsumed_s(self, queue: Queue, now: float) -> float:
         """For how long messages have waited for a consumer, as far as looks have seen it."""
@@ -230,7 +235,8 @@ class ConditionWatch:
         if queue.paused:
             tallies[QUEUE_PAUSED.name].add(queue.depth, queue.name)
         if course.dead:
-            letters = course.new_letters(queue.counters.came, now, self._resource.settings.dead_letters_s)
+            recent_ms = round(self._resource.settings.dead_letters_s * 1000)
+            letters = course.new_letters(queue, self._resource.ages.first_since(now_ms - recent_ms))
             if letters:
                 tallies[DEAD_LETTERS.name].add(letters, queue.name)
             return

@@ -8,7 +8,7 @@ written when a message becomes due, and there is nothing that a crash could inte
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 RELEASED: Final = 1000
 """Messages that become available in one turn; the others in the next ones."""
 FEW: Final = 1000
+NO_NUMBER: Final = 1 << 63
+"""Above all numbers."""
 MOST_MARKS: Final = 20_000
 """The marks of ages that are kept. Of more, every other one of the older half goes."""
 
@@ -204,3 +206,8 @@ class MessageAges:
         is older than every mark."""
         found = bisect_right(self._numbers, number)
         return self._times_ms[found - 1] if found else 0
+
+    def first_since(self, at_ms: int) -> int:
+        """The first number that was given out then or later, by its `since_ms`; NO_NUMBER: none was."""
+        found = bisect_left(self._times_ms, at_ms)
+        return self._numbers[found] if found < len(self._numbers) else NO_NUMBER

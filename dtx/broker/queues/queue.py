@@ -9,7 +9,7 @@ nothing depends on that).
 from __future__ import annotations
 
 from collections import deque
-from itertools import dropwhile, islice
+from itertools import dropwhile, islice, takewhile
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.broker.queues.counters import Counters, UnstoredMemory
@@ -154,6 +154,11 @@ class Queue:
     def oldest(self) -> Entry | None:
         """The message that is in it for the longest time."""
         return next(iter(self._entries.values()), None)
+
+    def count_from(self, position: int, most: int) -> int:
+        """How many messages have this position or a later one, as far as that are no more than `most`."""
+        newest = takewhile(lambda entry: entry.position >= position, reversed(self._entries.values()))
+        return sum(1 for _ in islice(newest, most))
 
     @property
     def longest_waiting(self) -> Entry | None:

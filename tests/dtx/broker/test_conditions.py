@@ -175,10 +175,36 @@ def test_dead_letters_are_new_for_a_time_from_the_first_one_on(world: World, pee
     assert look(peer, DEAD_LETTERS) == (1, [("q.dead", 1)])
 
 
-def test_letters_of_before_a_restart_are_not_new(world: World, peer: Peer) -> None:
+def test_letters_of_before_a_restart_are_as_new_as_they_are(world: World, peer: Peer) -> None:
     peer.fill("q.dead", "old")
+    wait(world, 1000)
+    peer.fill("q.dead", "young", "young")
+    assert look(peer, DEAD_LETTERS) == (1, [("q.dead", 2)])
+
     again = world.crash()
-    assert wrong(again.connect()) == {}
+    after = again.connect()
+    assert look(after, DEAD_LETTERS) == (1, [("q.dead", 2)])
+    wait(again, 600)
+    again = again.crash()
+    after = again.connect()
+    assert look(after, DEAD_LETTERS) == (1, [("q.dead", 2)])
+    wait(again, 200)
+    after.fill("q.dead", "later")
+    assert look(after, DEAD_LETTERS) == (1, [("q.dead", 3)])
+    wait(again, 950)
+    assert wrong(after) == {}
+    assert wrong(again.crash().connect()) == {}
+
+
+def test_letters_that_are_gone_are_not_new(world: World, peer: Peer) -> None:
+    peer.fill("q.dead", "a", "b")
+    link, delivery, _ = peer.first("q.dead")
+    peer.settle(delivery)
+    world.close(link)
+    assert look(peer, DEAD_LETTERS) == (1, [("q.dead", 1)])
+    _, delivery, _ = peer.first("q.dead")
+    peer.settle(delivery)
+    assert wrong(peer) == {}
 
 
 def course(world: World, peer: Peer, depths: list[int]) -> None:
