@@ -15,6 +15,8 @@ from heapq import heappush, heapreplace, nlargest
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from dtx.broker.queues.entry import State
+from dtx.broker.queues.queue import LOOKED_AT
 from xa import NULL_XID
 from xa.telemetry.conditions import (
     BRANCH_IN_DOUBT,
@@ -109,7 +111,7 @@ class _Course:
 
         self.unconsumed_at = now
         self.went = 0
-        """Since when no one has consumed what waits."""
+        """Since when no one has consumed what waits, and what had left the queue by then."""
         self.low: int | None = None
         self.third_at = now
         self.lows: tuple[int, ...] = ()
@@ -231,6 +233,7 @@ class ConditionWatch:
         course = self._courses.get(queue)
         if course is None:
             course = _Course(now, dead=self._resource.takes_dead_letters(queue))
+            course.unconsumed_at -= self._waits_s(queue, now_ms)
         self._next_courses[queue] = course
         if queue.paused:
             tallies[QUEUE_PAUSED.name].add(queue.depth, queue.name)
@@ -253,6 +256,15 @@ class ConditionWatch:
             age_s = self._oldest_s(queue, now_ms)
             if age_s >= settings.old_messages_s:
                 tallies[OLD_MESSAGES.name].add(age_s, queue.name)
+
+    def _waits_s(self, queue: Queue, now_ms: int) -> float:
+        """For how long the first message that a consumer could have is in the queue. One that is there after a restart
+        has waited for a consumer since then, as long as there is none: so what was said of the queue
+        before is said again."""
+        entries = islice(queue, LOOKED_AT)
+        first = next((entry for entry in entries if entry.state is State.AVAILABLE), None)
+        since_ms = self._resource.ages.since_ms(first.position) if first is not None else 0
+        return (now_ms - since_ms) / 1000 if since_ms else 0.0
 
     def _oldest_s(self, queue: Queue, now_ms: int) -> float:
         """For how long its oldest message has waited, as far as that is known."""

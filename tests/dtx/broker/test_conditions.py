@@ -93,7 +93,7 @@ def test_queues_without_consumers_are_counted_and_the_worst_are_named(world: Wor
     peer.fill("q.dead", "a dead letter")
     peer.fill("served", "x")
     peer.receiver("served")
-    wait(world, 590)
+    wait(world, 580)
     assert wrong(peer) == {DEAD_LETTERS.name: 1}
     wait(world, 30)
     found = look(peer, NO_CONSUMERS)
@@ -103,6 +103,28 @@ def test_queues_without_consumers_are_counted_and_the_worst_are_named(world: Wor
     for name in ("q0", f"q{STEP}"):
         peer.receiver(name)
     assert look(peer, NO_CONSUMERS).number == STEP + 8
+
+
+@pytest.mark.parametrize("waited_s", [700, 1000])
+def test_a_queue_without_consumers_is_one_after_a_restart_too(world: World, peer: Peer, waited_s: float) -> None:
+    for name in ("q", "served", "emptied"):
+        peer.fill(name, "x", "y")
+    wait(world, waited_s)
+    peer.fill("young", "x")
+    assert wrong(peer) == {NO_CONSUMERS.name: 3}
+
+    again = world.crash()
+    after = again.connect()
+    after.receiver("served")
+    link, delivery, _ = after.first("emptied")
+    after.settle(delivery)
+    again.close(link)
+    let_it_look(again)
+    found = look(after, NO_CONSUMERS)
+    assert (found.number, found.worst) == (1, [("q", 2)])
+    assert look(after, OLD_MESSAGES).number == (2 if waited_s >= 900 else 0)
+    wait(again, 620)
+    assert {name for name, _ in look(after, NO_CONSUMERS).worst} == {"q", "young", "emptied"}
 
 
 def test_a_worker_that_comes_back_again_and_again_is_a_consumer(world: World, peer: Peer) -> None:
