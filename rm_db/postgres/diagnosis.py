@@ -28,7 +28,8 @@ FULL: Final = 0.8
 _SETTINGS: Final = """
 SELECT current_setting('server_version_num')::int AS version, current_setting('max_prepared_transactions')::int AS most,
        pg_is_in_recovery() AS standby, current_setting('default_transaction_read_only') = 'on' AS read_only,
-       current_setting('fsync') = 'on' AS fsync, current_user AS role, current_database() AS database,
+       current_setting('fsync') = 'on' AS fsync, current_user AS role, session_user AS login,
+       current_database() AS database,
        (SELECT count(*) FROM pg_prepared_xacts) AS prepared,
        (SELECT count(*) FROM pg_prepared_xacts p
          WHERE p.database = current_database() AND NOT pg_has_role(current_user, p.owner, 'MEMBER')) AS of_others
@@ -65,7 +66,8 @@ def diagnose_postgres(open_string: str, *, two_phase: bool) -> Diagnosis:
 
 def _reached(facts: Any, info: psycopg.ConnectionInfo) -> Check:
     version = f"{facts.version // 10000}.{facts.version % 10000}"
-    found = f"PostgreSQL {version} at {info.host}:{info.port}, database {facts.database}, as {facts.role}"
+    who = facts.role if facts.role == facts.login else f"{facts.login}, acting as {facts.role}"
+    found = f"PostgreSQL {version} at {info.host}:{info.port}, database {facts.database}, as {who}"
     if facts.version < MIN_VERSION:
         return Check(Health.FAIL, "reachable", found, f"{MIN_VERSION // 10000} or newer is needed")
     return Check(Health.OK, "reachable", found)
@@ -75,7 +77,7 @@ def _usable(facts: Any, address: Address, *, two_phase: bool) -> Iterator[Check]
     if facts.standby:
         yield Check(Health.FAIL, "writable", "the server is a standby and takes no writes", "name the primary")
     elif facts.read_only:
-        advice = f"ALTER ROLE {facts.role} RESET default_transaction_read_only, or in ALTER DATABASE, postgresql.conf"
+        advice = f"ALTER ROLE {facts.login} RESET default_transaction_read_only, or in ALTER DATABASE, postgresql.conf"
         yield Check(Health.FAIL, "writable", "default_transaction_read_only is on", advice)
     if not facts.fsync:
         advice = "turn it on: a crash of the server's machine loses what was prepared and decided"

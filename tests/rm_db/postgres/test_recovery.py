@@ -12,6 +12,7 @@ import pytest
 from psycopg import sql
 
 from rm_db import PostgresResource
+from rm_db.postgres.diagnosis import diagnose_postgres
 from rm_db.postgres.gid import encode_gid
 from tests.postgres import Postgres
 from tests.rm_db.harness import PostgresHarness
@@ -222,6 +223,8 @@ def test_a_user_is_followed_by_another_one_with_branches_in_doubt(harness: Postg
     harness.admin(f"ALTER ROLE {follower} SET role = 'shop'")
     harness.open_string = whole.replace("postgres@", f"{follower}@")
     second = Client(harness)
+    seen = diagnose_postgres(harness.open_string, two_phase=True).checks[0].found
+    assert seen.endswith(f", as {follower}, acting as shop")
     assert second.in_doubt() == set(early)
     late = second.prepared(keys[2])
     assert first.in_doubt() == {*early, late}
