@@ -27,6 +27,7 @@ from xabridge.demo.display import Display
 from xabridge.demo.game_day import FAULTS, Fault, GameDay, sights_of
 from xabridge.demo.game_day.game_day import NOT_REPAIRED, REPAIRED
 from xabridge.demo.game_day.sights import NoMetrics, Sample, text_of
+from xabridge.demo.game_day.site import trouble_of
 from xabridge.demo.shop.audit import ShopAudit
 from xabridge.testing.ports import free_port
 
@@ -82,6 +83,13 @@ def test_without_metrics_it_says_so(serving: str) -> None:
 def test_each_alarm_has_a_text_without_a_template() -> None:
     for condition in CONDITIONS:
         assert "{" not in text_of(condition, Sample("a", {}, 61.0), ["q"])
+
+
+def test_a_broker_with_a_full_disk_is_not_called_not_ready() -> None:
+    assert trouble_of("broker", 200, {"ready": True, "full": True}) == "the disk of broker is full"
+    assert trouble_of("broker", 503, {"ready": False, "full": True}) == "broker is not ready"
+    assert trouble_of("node-1", 0, {}) == "node-1 is not ready"
+    assert trouble_of("broker", 200, {"ready": True, "full": False}) == ""
 
 
 def test_what_is_typed_are_commands_of_ours_and_of_the_supervisor() -> None:

@@ -87,6 +87,13 @@ class Refused(Exception):
     """The supervisor was asked for what it can't do; the message says why."""
 
 
+def trouble_of(name: str, status: int, said: dict[str, Any]) -> str:
+    """What is not well with a process, by its answer at /ready; empty if all is."""
+    if status != OK:
+        return f"{name} is not ready"
+    return f"the disk of {name} is full" if said.get("full") else ""
+
+
 class GameSite:
     """The site below `folder`. `with` starts and ends it."""
 
@@ -357,9 +364,8 @@ class GameSite:
         if not figures.whole:
             return "the broker or the database does not answer"
         for name in (BROKER, NODES[0]):
-            status, said = self.ask(name)
-            if status != OK or said.get("full"):
-                return f"{name} is not ready"
+            if trouble := trouble_of(name, *self.ask(name)):
+                return trouble
 
         if self._refused and (why := self._place_again()):
             return f"{several(self._refused, 'order')} refused: {why}"
