@@ -319,6 +319,12 @@ class NodeLink:
             return HTTPSConnection(host, parts.port or 443, timeout=patience_s, context=ssl.create_default_context())
         return HTTPConnection(host, parts.port or 80, timeout=patience_s)
 
+    @property
+    def health(self) -> str:
+        """The URL at which it says how it is, for `xabridge health`, which knows http alone; else empty."""
+        parts = urlsplit(self.watched.url)
+        return f"http://{parts.netloc}{self._path('/ready')}" if parts.scheme == "http" else ""
+
     def _path(self, path: str) -> str:
         return f"{urlsplit(self.watched.url).path.rstrip('/')}{path}"
 

@@ -64,11 +64,18 @@ _ORDERS: Final = {OLD_MESSAGES: "oldest"}
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A condition that holds: `said` in words, and the page that has more."""
+    """A condition that holds: `said` in words, and the page that has more; `command`, what to do first, where more is
+    known than the condition says."""
 
     condition: Condition
     said: str
     page: str
+    command: str = ""
+
+    @property
+    def first(self) -> str:
+        """What to type first."""
+        return self.command or self.condition.command
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +122,15 @@ class ProblemList:
         for question in questions or tuple(Question):
             self._unknown[question][who, why] = None
 
-    def add(self, condition: Condition, said: str, page: str) -> None:
+    def add(self, condition: Condition, said: str, page: str, command: str = "") -> None:
         """A condition holds."""
-        self._found[Problem(condition, said, page)] = None
+        self._found[Problem(condition, said, page, command)] = None
 
-    def add_silent(self, kind: str, name: str, why: str, page: str, *, away: bool) -> None:
-        """A broker or a node has not answered: because it is away, or nothing is known of it yet."""
+    def add_silent(self, kind: str, name: str, why: str, page: str, *, away: bool, health: str = "") -> None:
+        """A broker or a node has not answered: because it is away, or nothing is known of it yet. `health`: the URL at
+        which it says how it is, if that is known."""
         if away:
-            self.add(AWAY, f"{kind} {name} is away: {why}", page)
+            self.add(AWAY, f"{kind} {name} is away: {why}", page, f"{AWAY.command} {health}" if health else "")
             self._away.add(f"{kind} {name}")
         else:
             self.unknown(f"{kind} {name}", why)

@@ -70,11 +70,13 @@ def test_the_overview_tells_of_nodes_what_does_not_work(broker: EmbeddedBroker, 
 
     with EndpointThread({"/node": page}, "127.0.0.1", 0) as server:
         one = WatchedNode("orders-1", f"http://127.0.0.1:{server.port}", TOKEN)
-        visitor = visit(place_of(broker), nodes=(one, away()))
+        lost = away()
+        visitor = visit(place_of(broker), nodes=(one, lost))
         visitor.sign_in("viewer")
         page_ = visitor.get("/")
         said = text_of(page_)
         assert "now node away is away: away can't be reached" in said
+        assert f"First xabridge health {lost.url}/ready Then" in said
         assert "orders-1, consumer of orders: 22 % of what it gets fails" in said
         assert re.search("now node orders-1: .* can't be reached", said)
         assert "several versions are at work: " in said

@@ -20,7 +20,7 @@ from xabridge.console.site_watch import key_of
 from xabridge.console.view import PageView
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Mapping
 
     from starlette.requests import Request
 
@@ -95,7 +95,7 @@ async def overview(console: Console, _request: Request, session: Session) -> Pag
     letters = [(answer.broker, group) for answer in dead for group in (answer.value.groups if answer.value else ())]
     letters.sort(key=lambda one: -one[1].count)
     doubt = _doubt(console, survey, pipelines.found)
-    problems = _problems(flows, dead, doubt, nodes, pipelines)
+    problems = _problems(flows, dead, doubt, nodes, pipelines, {link.name: link.health for link in console.nodes})
 
     context = {
         "title": "Overview",
@@ -125,7 +125,9 @@ def _problems(
     doubt: InDoubtFigure,
     nodes: Listing[NodeLine],
     pipelines: Listing[PipelineView],
+    health: Mapping[str, str],
 ) -> Problems:
+    """`health` has the URLs at which nodes say how they are, as far as they are known."""
     found = ProblemList()
     for one in flows:
         if one.value is not None:
@@ -138,7 +140,9 @@ def _problems(
             found.unknown(f"broker {letters.broker}", letters.trouble, Question.FAILING)
     for node in nodes.found:
         if node.node is None:
-            found.add_silent("node", node.name, node.trouble, "/nodes", away=node.away)
+            found.add_silent(
+                "node", node.name, node.trouble, "/nodes", away=node.away, health=health.get(node.name, "")
+            )
 
     found.add_nodes(nodes.found)
     found.add_pipelines(pipelines.found)
