@@ -540,7 +540,7 @@ class BrokerStore(MessageStore, Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether it takes only what frees space."""
+        """Whether it refuses what takes space, or did so within the last minute."""
         ...
 
     @property

@@ -17,6 +17,7 @@ import pytest
 
 from dtx.store.sql import compact
 from dtx.store.sql.disk_reserve import LEAST
+from dtx.store.sql.writer import FULL_S
 from rm_amqp import Message
 from tests.memory_disk import new_folder
 from tests.rm_amqp.embedded import EmbeddedBroker
@@ -195,6 +196,30 @@ def test_it_notices_by_itself_that_there_is_space_again(small: Path, tmp_path: P
         (small / "somebody-elses").unlink()
         until(lambda: not store.full)
         assert post(manager, 1) == 1
+
+
+def test_it_is_full_as_long_as_large_messages_are_refused(small: Path, tmp_path: Path) -> None:
+    """Also while small ones are taken between them: an alarm must not end and begin again and again."""
+    large = b"x" * 500_000
+    with at_work(small, tmp_path) as (broker, manager):
+        store: Any = broker.broker._store
+        taken = post(manager, 1000, large)
+        for _ in range(3):
+            assert post(manager, 1, b"small") == 1
+            store._open.writer._look_at = 0.0
+            store._open.writer._maintained()
+            assert store.full
+            taken += post(manager, 1, large)
+        assert post(manager, 1, b"small") == 1
+        assert store.full
+
+        store._open.writer._clock = lambda: time.monotonic() + FULL_S
+        until(lambda: not store.full)
+        store._open.writer._clock = time.monotonic
+        taken += post(manager, 1000, large)
+        assert store.full
+        consume(manager, taken)
+        until(lambda: not store.full)
 
 
 def test_it_can_be_started_when_no_space_was_left_and_somebody_took_what_it_gave_back(

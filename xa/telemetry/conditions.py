@@ -246,8 +246,8 @@ STORE_FULL: Final = Condition(
     "the broker's disk is full: the reserve is released, producers are refused, consumers go on",
     "xabridge broker queues",
     "make room on the disk, or start the consumers of the queue that fills it; the broker notices by itself",
-    "the broker: its store takes only what frees space",
-    _at_broker("store-full", "1m", "the store of {{ $labels.instance }} takes only what frees space"),
+    "the broker: its store refuses what takes space, or has done so within the last minute",
+    _at_broker("store-full", "1m", "the store of {{ $labels.instance }} refuses what takes space"),
 )
 RESOURCE_UNREACHABLE: Final = Condition(
     "resource-unreachable",

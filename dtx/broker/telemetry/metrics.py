@@ -113,7 +113,11 @@ STORE_SIZE: Final = Metric(
     "xabridge.broker.store.size", "gauge", "By", (), "Octets of the store's files. None for a store in PostgreSQL."
 )
 STORE_FULL: Final = Metric(
-    "xabridge.broker.store.full", "gauge", "1", (), "1 while the store takes nothing but what frees space, else 0."
+    "xabridge.broker.store.full",
+    "gauge",
+    "1",
+    (),
+    "1 while the store refuses what takes space, and for up to a minute after; else 0.",
 )
 LOOP_DELAY: Final = Metric(
     "xabridge.broker.loop.delay",

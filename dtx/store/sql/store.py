@@ -189,7 +189,7 @@ class SqlStore:
 
     @property
     def full(self) -> bool:
-        """Whether it takes nothing but what frees space."""
+        """Whether it refuses what takes space, or did so within the last minute."""
         return self._opened is not None and self._opened.writer.full
 
     @property

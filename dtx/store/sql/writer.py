@@ -43,6 +43,10 @@ LOG: Final = logging.getLogger("xabridge.broker")
 TIGHT: Final = "no space in the store: only what frees some is taken"
 LOOK_AGAIN_S: Final = 1.0
 TELL_AGAIN_S: Final = 60.0
+FULL_S: Final = 60.0
+"""So long after the last refusal the store is not full any more, if there is space for what was refused."""
+EASE: Final = 1024 * 1024
+"""With space for so much more than twice what was refused, it is not full at once."""
 GROUP_OCTETS: Final = 16 * 1024 * 1024
 GROUP_BATCHES: Final = 4096
 SMALL_ROWS: Final = 1000
@@ -84,18 +88,21 @@ class Writer:
         """Whether there may be space to give back; also what an earlier process left."""
         self._is_short = False
         """Whether something was refused for lack of space, and there was none since."""
+        self._is_full = False
+        """Whether something was refused lately, and there is not yet space enough for much of the kind."""
         self._is_reported = False
         """Whether the log says that there is no space, and not yet that there is some."""
+        self._refused_at = 0.0
         self._refused_octets = 0
-        """The most that was refused since then, in one group."""
+        """The most that was refused since there was space enough, in one group."""
         self._tell_at = 0.0
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
     @property
     def full(self) -> bool:
-        """Whether nothing is taken but what frees space."""
-        return self._is_short or self._space.tight
+        """Whether what takes space is refused, or was lately: large messages may be, while small ones are taken."""
+        return self._is_full or self._is_short or self._space.tight
 
     def submit(self, batches: list[Submitted]) -> None:
         """Queues batches."""
@@ -197,8 +204,8 @@ class Writer:
                 self._untidy = self._tidied()
             if not self._untidy and self.full:
                 self._look_for_room(self._refused_octets)
-                if self._is_short and self._has_room(self._refused_octets):
-                    self._has_space()
+                self._is_short = self._is_short and not self._has_room(self._refused_octets)
+                self._look_whether_full()
             return self._untidy
 
     def _tidied(self) -> bool:
@@ -216,8 +223,8 @@ class Writer:
                 self._write_what_frees(group, StoreFull(TIGHT))
                 return
         error = self._force([batch for batch, _ in group])
-        if self._is_short and error is None and octets:
-            self._has_space()
+        if error is None and octets:
+            self._is_short = False
 
         if isinstance(error, StoreFull):
             self._write_what_frees(group, error)
@@ -257,17 +264,23 @@ class Writer:
         if self._space.tight:
             self._look_for_room(0)
 
-    def _has_space(self) -> None:
-        """There is space again: it is said, if it was said that there is none."""
-        self._is_short, self._refused_octets = False, 0
-        if self._is_reported:
+    def _look_whether_full(self) -> None:
+        """It is full no more when there is space for more than was refused, or nothing was refused for some time: what
+        fits just now may not fit in the next moment."""
+        if not self._is_full or self._is_short or self._space.tight:
+            return
+        if self._clock() >= self._refused_at + FULL_S or self._has_room(2 * self._refused_octets + EASE):
+            self._is_full, self._refused_octets = False, 0
+            if not self._is_reported:
+                return
             self._is_reported = False
             LOG.warning("there is space again: what takes space is taken")
 
     def _refused(self, count: int, octets: int, full: StoreFull) -> None:
         """Says now and then that something is refused for lack of space."""
         now = self._clock()
-        self._is_short, self._refused_octets = True, max(self._refused_octets, octets)
+        self._is_short = self._is_full = True
+        self._refused_at, self._refused_octets = now, max(self._refused_octets, octets)
         if now >= self._tell_at:
             self._tell_at, self._is_reported = now + TELL_AGAIN_S, True
             LOG.error("%d changes that take space were refused: %s (logged once in %.0f s)", count, full, TELL_AGAIN_S)
