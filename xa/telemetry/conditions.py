@@ -284,7 +284,7 @@ CONSUMER_FAILING: Final = Condition(
     "more than a fifth of the messages that a consumer gets is rolled back",
     "xabridge broker dead",
     "the log of the process has each error, with its place in the handler",
-    "each node: so for ten minutes",
+    "each node: so for ten minutes; the console: within the last minute",
     AlertRule(
         f'{_OF_CONSUMER} (rate({_CONSUMED}{{xabridge_outcome="failed"}}[10m]))'
         f" / {_OF_CONSUMER} (rate({_CONSUMED}[10m])) > 0.2",

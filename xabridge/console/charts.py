@@ -89,21 +89,24 @@ def _bar(after_s: float, took_s: float, lane: int, looks: str, scale: float, lab
 
 SPARK_WIDTH: Final = 240
 SPARK_HEIGHT: Final = 48
+SPARK_LEAST: Final = 10.0
+"""A line of smaller values is not as high as the chart: the console's own few requests would look like much traffic."""
 _PAD: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """`line` and `area` are the data of paths; `most` is the value at the upper edge."""
+    """`line` and `area` are the data of paths; `most` is the largest value."""
 
     line: str
     area: str
     most: float
 
 
-def sparkline(values: Sequence[float], most: float | None = None) -> Sparkline:
-    """The line of these values, the oldest at the left. `most`: the scale, if several lines share one."""
-    top = max([*known(values), most or 0.0, 1e-9])
+def sparkline(values: Sequence[float]) -> Sparkline:
+    """The line of these values, the oldest at the left."""
+    most = max(known(values), default=0.0)
+    top = max(most, SPARK_LEAST)
     step = SPARK_WIDTH / max(len(values) - 1, 1)
     line, area = [], []
     run: list[tuple[float, float]] = []
@@ -124,4 +127,4 @@ def sparkline(values: Sequence[float], most: float | None = None) -> Sparkline:
         else:
             run.append((number * step, SPARK_HEIGHT - _PAD - (SPARK_HEIGHT - 2 * _PAD) * value / top))
     close()
-    return Sparkline("".join(line), "".join(area), top)
+    return Sparkline("".join(line), "".join(area), most)

@@ -19,7 +19,7 @@ from tests.xabridge.console.scene import TOKEN, node
 from xa.telemetry.endpoint import Answer, EndpointThread
 from xabridge.console import nodes
 from xabridge.console.brokers import BrokerUnreachable
-from xabridge.console.charts import WIDTH, timeline
+from xabridge.console.charts import SPARK_HEIGHT, WIDTH, sparkline, timeline
 from xabridge.console.nodes import KEPT_S, Completed, NodeLink, Step
 from xabridge.console.settings import WatchedNode
 from xabridge.testing.contract.client import case
@@ -146,6 +146,15 @@ async def test_a_node_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         await asyncio.wait({link.page.asking}, timeout=60)
         with pytest.raises(BrokerUnreachable, match="no whole answer"):
             await link.look()
+
+
+@pytest.mark.parametrize(("value", "is_high"), [(2.0, False), (2000.0, True)])
+def test_a_line_of_next_to_nothing_is_low(value: float, is_high: bool) -> None:
+    """An idle broker answers a few requests of the console itself."""
+    drawn = sparkline([value] * 3)
+    highest = min(float(y) for y in re.findall(r",([\d.]+)", drawn.line))
+    assert (highest < SPARK_HEIGHT / 2) == is_high
+    assert drawn.most == value
 
 
 def test_bars_stay_in_the_picture_and_are_told_in_words() -> None:
