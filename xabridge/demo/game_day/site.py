@@ -290,13 +290,16 @@ class GameSite:
             tx[BROKER].send(queue, message)
 
     def fill_disk(self, file: str) -> bool:
-        """Has a file take all the space beside the store, until the broker says that it is full; whether it does."""
+        """Has a file take all the space beside the store, until the broker refuses messages and says that it is full;
+        whether it does."""
         taken, times = self.disk / file, 0
         for _ in range(MOST_FILLS):
             small_disk.fill(taken)  # again: the broker finds some space in its own files
-            with suppress(RolledBack):
+            try:
                 self.send("filler", Message("x" * 1000))
-            times = times + 1 if self.ask(BROKER)[1].get("full") else 0
+                times = 0
+            except RolledBack:
+                times += bool(self.ask(BROKER)[1].get("full"))
             if times == TIMES_FULL:
                 return True
             time.sleep(FILL_AGAIN_S)
