@@ -16,6 +16,7 @@ import pytest
 from httpx2 import Response
 from starlette.testclient import TestClient
 
+from dtx.broker.settings import Settings
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.shop import Clock
 from tests.xabridge.cli.field import Field
@@ -142,10 +143,10 @@ def filled(filled_store: Path, tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture(scope="module")
 def settled(filled_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """The same for all tests of a module that change nothing at it."""
+    """The same for all tests of a module that change nothing at it. Its dead letters are not new."""
     folder = tmp_path_factory.mktemp("settled")
     shutil.copy(filled_store, folder)
-    made = broker_with_users(folder)
+    made = broker_with_users(folder, settings=Settings(dead_letters_s=0.0))
     yield made
     made.stop()
 
