@@ -1,10 +1,12 @@
 """Job: messages that are moved, copied, retried or purged, some at a time, with its progress.
 
-1. Everything of a queue without a condition goes in requests of CHUNK messages, as long as each moves all of its own.
-2. So does a group of dead letters, as it was shown: the broker finds those that are in it.
-3. Otherwise, and behind what is held at the head of the queue, the queue is looked through page by page, and those of a
-   page that are meant are named by their ids. It ends where the queue ended when the job began: what comes meanwhile is
-   not touched.
+1. Everything of a queue goes in requests of CHUNK messages, as long as each moves all of its own.
+2. So does a group of dead letters: the broker finds those that are in it.
+3. To copy, and after a request that has not moved all of its own, the queue is looked through page by page, and those
+   of a page that are meant are named by their ids.
+
+Of a queue and of a group only what the preview has counted is meant: what came later, which is behind the position
+`until`, is not touched.
 
 Each request is one change for the broker, with its own line in the broker's audit log. If the job ends early, what is
 done is done, and it says how much that is.
@@ -24,6 +26,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from xabridge.console.brokers import PAGE, BrokerProblem, BrokerUnreachable, RequestRefused, ResultUnknown
+from xabridge.operations.broker_changes import HELD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from xabridge.console.brokers import BrokerLink
 
 CHUNK: Final = 2000
-HELD: Final = "held by a consumer or a transaction"
 PASSING: Final = frozenset({HELD, "not in the queue"})
 """Why the broker leaves a message that say nothing about the next one: somebody else works with these."""
 WAIT_S: Final = 300.0
@@ -54,8 +56,8 @@ class Progress(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which messages: these ids, or those of a group of dead letters that came no later than the one at the position
-    `until`, or all."""
+    """Which messages: these ids, or those of a group of dead letters, or all, that came no later than the one at the
+    position `until`."""
 
     queue: str
     ids: tuple[str, ...] = ()
@@ -68,13 +70,14 @@ class Selection:
         return not self.ids and not self.group
 
 
-async def count(link: BrokerLink, selection: Selection) -> Counter[str]:
-    """How many are available and how many are held, of those with these ids, or of all."""
+async def count(link: BrokerLink, selection: Selection) -> tuple[Counter[str], str]:
+    """How many are available and how many are held, of those with these ids, or of all; of all also the position of
+    the last one."""
     if selection.all:
         queue = await link.queue(selection.queue)
-        return Counter(available=queue["depth"] - queue["held"], held=queue["held"])
+        return Counter(available=queue["depth"] - queue["held"], held=queue["held"]), queue["until"]
     found = await link.ask("messages", queue=selection.queue, ids=",".join(selection.ids))
-    return Counter(one["state"] for one in found)
+    return Counter(one["state"] for one in found), ""
 
 
 async def group_of(link: BrokerLink, selection: Selection) -> dict[str, Any]:
@@ -152,12 +155,12 @@ class Job:
             return
 
         selection = self.selection
-        if selection.group or (selection.all and self.operation != "copy"):
-            group = {"group": selection.group, "until": selection.until} if selection.group else {}
+        if self.operation != "copy":  # copies leave nothing out the next time
+            group = {"group": selection.group} if selection.group else {}
             while self.done < self.total and not self.stopping:
                 wanted = min(CHUNK, self.total - self.done)
                 self.left.clear()
-                done = await self._request((), most=wanted, **group)
+                done = await self._request((), most=wanted, until=selection.until, **group)
                 if done < wanted:
                     break
             if self.done >= self.total or self.stopping or group:
@@ -167,15 +170,15 @@ class Job:
         await self._through_the_pages()
 
     async def _through_the_pages(self) -> None:
-        queue = self.selection.queue
-        found = await self._patiently(lambda: self.link.queue(queue))
-        passed, most = 0, self.done + int(found["depth"])
+        queue, last = self.selection.queue, int(self.selection.until, 16)
         async for page in _pages(lambda after: self._patiently(lambda: _page(self.link, queue, after))):
-            if self.stopping or passed >= most or self.done >= self.total:
+            shown = [one for one in page if int(one["position"], 16) <= last]
+            if self.stopping or not shown or self.done >= self.total:
                 return
-            passed += len(page)
-            free = [one["id"] for one in page if self.operation == "copy" or one["state"] == "available"]
-            held = len(page) - len(free)
+            if self.selection.group:
+                shown = [one for one in shown if one["dead-letter-group"] == self.selection.group]
+            free = [one["id"] for one in shown if self.operation == "copy" or one["state"] != "held"]
+            held = len(shown) - len(free)
             if held:
                 self.left[HELD] += held
             free = free[: self.total - self.done]

@@ -38,6 +38,8 @@ class Kind:
 
 OTHERS: Final = "others"
 """The id of the group of dead letters that the broker counts together, because they are of too many kinds."""
+HELD: Final = "held by a consumer or a transaction"
+"""Why the broker leaves a message with which somebody else works."""
 NOTHING_SAID: Final = "nothing says why"
 """Of a dead letter whose sender has noted nothing."""
 _WHERE: Final = {
@@ -113,7 +115,7 @@ def why_dead(letter: Mapping[str, Any]) -> list[str]:
 def of_group(operation: str, group: Mapping[str, Any], *, to: str = "") -> str:
     """The sentence about the dead letters that a group has now."""
     what = of_messages(operation, group["queue"], {"available": int(group["letters"])}, to=to)
-    return f"{what}: {', '.join(why_dead(group))}. What is held, or comes later, stays"
+    return f"{what}: {', '.join(why_dead(group))} (what is held, or comes later, stays)"
 
 
 def _counted(operation: str, queue: str, where: str, found: Mapping[str, int], missing: int) -> str:

@@ -154,24 +154,22 @@ def _hexadecimal(text: str) -> int:
 
 # -- choosing
 def chosen(request: ManagementRequest, queue: Queue) -> list[Entry]:
-    """The messages that a request is about: those of `ids`, or the first `most`, or all that are there now. Where it is
-    about a group, those that are to be looked at."""
+    """The messages that a request looks at: those of `ids`, or all that are there now."""
     ids = request.text("ids", "")
-    if ids:
-        return queue.find(_numbers(ids))
-    most = request.number("most", 0) if not request.text("group", "") else 0
-    found = list(queue)
-    return found[:most] if most else found
+    return queue.find(_numbers(ids)) if ids else list(queue)
 
 
-def _group_filter(request: ManagementRequest, queue: Queue) -> Callable[[Entry], bool] | None:
-    """Whether a letter was in the `group` of dead letters that the request is about when that was shown with the
-    position `until`; None: it is about no group."""
+def _filter(request: ManagementRequest, queue: Queue) -> Callable[[Entry], bool]:
+    """Whether a message is meant: it came no later than the one at the position `until`, or than the request. If the
+    request is about a `group` of dead letters, it was in the group when that was shown with this position."""
     group, letters = request.text("group", ""), queue.dead_letters
-    if not group:
-        return None
-    until = _hexadecimal(request.text("until"))
-    return lambda entry: letters.was_shown(entry, group, until)
+    if group:
+        shown_until = _hexadecimal(request.text("until"))
+        return lambda entry: letters.was_shown(entry, group, shown_until)
+
+    until = request.text("until", "")
+    last = _hexadecimal(until) if until else queue.last_position
+    return lambda entry: entry.position <= last
 
 
 def asked_for(request: ManagementRequest) -> int:
@@ -235,12 +233,10 @@ def _transfer(
     *,
     anew: bool = False,
 ) -> None:
-    is_in_group = _group_filter(request, queue)
-
     Transfer(
         request.container,
         queue,
-        queue if is_in_group is not None else chosen(request, queue),
+        chosen(request, queue),
         target,
         answer,
         actor=request.actor,
@@ -249,7 +245,7 @@ def _transfer(
         details=details,
         anew=anew,
         asked_for=asked_for(request),
-        is_meant=is_in_group or (lambda _: True),
+        is_meant=_filter(request, queue),
         most=request.number("most", 0),
     ).go_on()
 
@@ -271,10 +267,12 @@ class _Copy:
         self._queue = queue
         self._target = target
         self._answer = answer
-        self._is_meant = _group_filter(request, queue) or (lambda _: True)
+
+        self._is_meant = _filter(request, queue)
         self._left = chosen(request, queue)[::-1]
-        self._batch = Batch()
+        self._most = request.number("most", 0)
         self._copies: list[Entry] = []
+        self._octets = 0
         self._details = _about(request, queue, to=target.name)
         self._entry = 0
         self._done = 0
@@ -284,7 +282,7 @@ class _Copy:
     def go_on(self) -> None:
         """The next message."""
         looked_at = 0
-        full = len(self._copies) >= COPIED_AT_ONCE or self._batch.octets >= COPIED_OCTETS
+        full = len(self._copies) >= COPIED_AT_ONCE or self._octets >= COPIED_OCTETS
         while self._left and not full:
             entry = self._left.pop()
             looked_at += 1
@@ -312,15 +310,19 @@ class _Copy:
             number, due_ms = self._resource.number(), entry.due_ms
             made = Entry(target, number, entry.size, entry.expires_ms, payload, due_ms=due_ms, group=entry.group)
             made.origin = entry.known_origin
-            target.take_place(made)
-            write_post(self._batch, made)
-            made.payload = None
             self._copies.append(made)
+            self._octets += made.size
             target.expect(made)
+            if self._done + len(self._copies) == self._most:
+                self._left.clear()
         self._question.container.continue_later(self, self._question.identity.name)
 
     def _write(self) -> None:
-        batch, copies, self._batch, self._copies = self._batch, self._copies, Batch(), []
+        batch, copies, self._copies, self._octets = Batch(), self._copies, [], 0
+        for made in copies:
+            self._target.take_place(made)  # only now: none that comes meanwhile is behind it and in the queue before it
+            write_post(batch, made)
+            made.payload = None
         details = {**self._details, "messages": self._done + len(copies)}
         actor = self._question.actor
         self._entry = self._audit.write(batch, actor, "copy", details, self._entry)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dtx.store.contract import NotStored
 
 STEP: Final = 500
+HELD: Final = "held by a consumer or a transaction"
 LOOKED_AT: Final = 2_000
 """Messages that one step looks at, to find those that are meant."""
 
@@ -40,7 +41,7 @@ class Transfer:
     """One transfer. `target` says where a message goes, None: nowhere; it raises TransferRefused for one that stays.
     `anew`: it counts as never delivered. `asked_for` is how many were named by their ids, if they were. `answer` is
     called with how many went, and why others did not. Of `messages` only those are meant of which `is_meant` says
-    so when their turn comes, and at most `most` of them go."""
+    so when their turn comes, and at most `most` of them go. What another transfer has taken meanwhile is not left."""
 
     def __init__(
         self,
@@ -77,6 +78,8 @@ class Transfer:
         self._entry = 0
         self._done = 0
         self._unmoved: dict[str, int] = {}
+        self._held: list[Entry] = []
+        """Those that were held when their turn came."""
 
     def go_on(self) -> None:
         """One step."""
@@ -88,6 +91,9 @@ class Transfer:
             looked_at += 1
             if entry.queue is not self._queue or entry.state is State.GONE or not self._is_meant(entry):
                 continue  # somebody took it meanwhile
+            if entry.state is State.HELD:
+                self._held.append(entry)
+                continue
             try:
                 effects.append(self._plan(entry, batch))
                 if self._done + len(effects) == self._most:
@@ -96,18 +102,21 @@ class Transfer:
                 self._unmoved[str(why)] = self._unmoved.get(str(why), 0) + 1
 
         if not effects:
-            if self._left:
-                self._container.continue_later(self, self._user)
-            else:
-                self._answer(result(self._done, self._unmoved, self._asked_for))
+            self._end_step()
             return
         details = {**self._details, "messages": self._done + len(effects)}
         self._entry = self._container.audit.write(batch, self._actor, self._what, details, self._entry)
         self._resource.submit(batch, lambda error: self._written(effects, error))
 
+    def _end_step(self) -> None:
+        if self._left:
+            self._container.continue_later(self, self._user)
+            return
+        left = sum(entry.queue is self._queue and entry.state is not State.GONE for entry in self._held)
+        unmoved = {**({HELD: left} if left else {}), **self._unmoved}
+        self._answer(result(self._done, unmoved, self._asked_for))
+
     def _plan(self, entry: Entry, batch: Batch) -> MessageMove:
-        if entry.state is not State.AVAILABLE and entry.state is not State.DELAYED:
-            raise TransferRefused("held by a consumer or a transaction")
         queue, target = self._queue, self._target(entry)
         if target is None:
             queue.hold(entry)
@@ -143,10 +152,7 @@ class Transfer:
             self._left.clear()
             self._unmoved[f"the store did not take it: {error}"] = len(effects)
             self._container.audit.failed(self._entry, str(error), messages=self._done)
-        if self._left:
-            self._container.continue_later(self, self._user)
-        else:
-            self._answer(result(self._done, self._unmoved, self._asked_for))
+        self._end_step()
 
 
 def result(done: int, left: Mapping[str, int], asked_for: int = 0) -> Map:

@@ -102,6 +102,7 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
     return {
         "name": queue.name,
         "depth": Ulong(queue.depth),
+        "until": f"{queue.last_position:x}",
         "octets": Ulong(queue.counters.octets),
         "oldest": None if oldest is None else time_of(resource.ages.since_ms(oldest.number)),
         "held": Ulong(queue.counters.held),

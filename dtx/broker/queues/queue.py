@@ -414,9 +414,14 @@ class Queue:
         if entry.group and self._order.groups is not None:
             self._order.groups.decided(entry)
 
+    @property
+    def last_position(self) -> int:
+        """The position of the message that came last; 0: there is none. What comes later is behind it."""
+        return next(reversed(self._entries), 0)
+
     def reaches_beyond(self, position: int) -> bool:
         """Whether there are messages behind `position`."""
-        return next(reversed(self._entries), 0) > position
+        return self.last_position > position
 
     def upcoming(self, count: int) -> list[Entry]:
         """Messages that will be taken soon: the first `count` that wait, as far as they are available."""

@@ -11,6 +11,8 @@ import pytest
 from proton import Delivery, Message
 
 from dtx.amqp.conditions import Condition
+from dtx.amqp.decoding import decode
+from dtx.amqp.messages import body_value
 from dtx.broker.access.permissions import EVERYTHING, Permissions, Rule
 from dtx.broker.management import messages as managed_messages
 from dtx.broker.management import transfers
@@ -305,6 +307,58 @@ def test_what_a_prepared_branch_or_a_consumer_holds_stays(world: World, peer: Pe
     assert contents(after, "q", "other") == {"q": [], "other": [] if operation == "purge" else ["free"]}
     assert after.connect().ask(Rollback(XID)) == OK
     assert contents(after, "q") == {"q": ["prepared"]}
+
+
+@pytest.mark.parametrize("operation", ["move", "purge", "copy"])
+def test_what_came_later_stays(world: World, peer: Peer, operation: str) -> None:
+    """Later than the position that `queues` has shown. Of those `most` go, however many are held in front of them."""
+    peer.fill("q", *range(5))
+    peer.fill("to")
+    peer.prepared(takes="q")
+    until = manage(peer, operation="queues", queue="q")[0]["until"]
+    peer.fill("q", "later")
+    how = {"operation": operation, "queue": "q", "to": "to", "until": until}
+    assert manage(peer, **how, most=2)["done"] == 2
+    assert manage(peer, **how)["done"] == (5 if operation == "copy" else 2)
+    came = {"copy": [0, 1, 0, 1, 2, 3, 4], "move": [1, 2, 3, 4], "purge": []}[operation]
+    assert contents(world, "q", "to") == {"q": [1, 2, 3, 4, "later"] if operation == "copy" else ["later"], "to": came}
+
+
+def asked_at_once(world: World, **asked: Any) -> list[Any]:
+    """The answers to two peers that ask for the same at the same time."""
+    peers = [world.connect(), world.connect()]
+    links = [(peer, peer.receiver(None, 10), peer.sender(MANAGEMENT)) for peer in peers]
+    for peer, replies, requests in links:
+        message = Message(id="1", reply_to=str(replies.remote_source.address), properties=asked)
+        peer.send_octets(requests, bytes(message.encode()), "t", settled=True)
+    world.pump()
+
+    answers: list[Any] = []
+    for _, one, _ in links:
+        assert one.current is not None
+        answers.append(decode(body_value(bytes(one.recv(one.current.pending) or b""))))
+    return answers
+
+
+def test_a_queue_has_its_messages_by_their_positions(world: World, peer: Peer) -> None:
+    """Also while several copies to it are under way: or what came before could be behind what comes later."""
+    peer.fill("q", *range(5))
+    peer.fill("to")
+    answers = asked_at_once(world, operation="copy", queue="q", to="to")
+    assert answers == [{"done": 5, "left": {}}] * 2
+    positions = [int(one["position"], 16) for one in manage(peer, operation="messages", queue="to")]
+    assert positions == sorted(positions)
+    assert len(positions) == 10
+
+
+def test_what_another_transfer_has_in_hand_is_not_held(
+    world: World, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "STEP", 5)
+    peer.fill("q", *range(50))
+    answers = asked_at_once(world, operation="purge", queue="q")
+    assert sum(answer["done"] for answer in answers) == 50
+    assert [answer["left"] for answer in answers] == [{}, {}]
 
 
 @each("step", Step)

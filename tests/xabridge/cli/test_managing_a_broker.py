@@ -22,7 +22,7 @@ from tests.xabridge.traffic import Traffic, post
 from xa import TMSUCCESS, XaError, Xid
 from xabridge import text
 from xabridge.cli import main
-from xabridge.cli.broker import tables, views
+from xabridge.cli.broker import changes, tables, views
 from xabridge.testing.contract.client import case
 from xabridge.testing.ports import free_port
 
@@ -192,6 +192,62 @@ def test_what_is_lost_is_confirmed(traffic: Traffic, shell: Shell, monkeypatch: 
     ]
     assert depths(shell) == {}
     assert shell.run("purge", "orders", "--yes") == (5, "")
+
+
+@pytest.mark.parametrize(
+    "words", [("purge", "a.dead"), ("move", "a.dead", "a"), ("retry", "a.dead"), ("copy", "a.dead", "a")]
+)
+@pytest.mark.parametrize("is_group", [False, True])
+def test_what_comes_after_the_question_stays(
+    traffic: Traffic, shell: Shell, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], is_group: bool
+) -> None:
+    """Also where others have taken some of those that it has counted."""
+    traffic.post("a.dead", *letters(*range(10)))
+    traffic.post("a", Message("there before"))
+    which = ("--group", shell.value("dead")[0]["id"]) if is_group else ()
+
+    def meanwhile() -> None:
+        traffic.reject("a.dead", 2)
+        traffic.post("a.dead", *letters(*range(10, 15)))
+
+    def asked(*_: Any, **__: Any) -> bool:
+        meanwhile()
+        return True
+
+    monkeypatch.setattr(changes, "may", asked)
+    code, out = shell.run(*words, *which)
+    assert (code, out) == (1, "8 messages done\n2 left: not in the queue any more\n")
+    copied = words[0] == "copy"
+    assert depths(shell)["a.dead"] == (13 if copied else 5)
+    assert depths(shell)["a"] == (1 if words[0] == "purge" else 9)
+
+
+def test_a_question_says_what_is_done(traffic: Traffic, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many of a group `--most` leaves, also of those to copy."""
+    traffic.post("a.dead", *letters(*range(10)))
+    shell.lines("create", "a")
+    which = ("--group", shell.value("dead")[0]["id"], "--most", "7")
+    assert "would purge 7 messages of a.dead" in shell.lines("purge", "a.dead", *which, "--dry-run")[0]
+    assert shell.lines("copy", "a.dead", "a", *which) == ["7 messages done"]
+    monkeypatch.setattr("sys.stdin", Typed("yes\n"))
+    assert shell.lines("purge", "a.dead", *which) == ["7 messages done"]
+    assert (
+        "purge 7 messages of a.dead for good: nothing says why (what is held, or comes later, stays)? " in shell.error
+    )
+    assert depths(shell) == {"a": 7, "a.dead": 3}
+
+
+def test_what_is_held_is_no_part_of_it(traffic: Traffic, shell: Shell) -> None:
+    traffic.post("a", *letters(*range(4)))
+    shell.lines("create", "b")
+    traffic.prepare(XID, "a", "b")
+    assert "would purge 3 messages of a for good (1 more is held, and stay)" in shell.lines("purge", "a", "--dry-run")
+    assert shell.lines("purge", "a", "--most", "1", "--yes") == ["1 message done"]
+    held = "1 left: held by a consumer or a transaction\n"
+    assert shell.run("purge", "a", "--yes") == (1, f"2 messages done\n{held}")
+    assert shell.run("purge", "a", "--yes") == (1, f"0 messages done\n{held}")
+    traffic.post("a", Message("later"))
+    assert shell.run("purge", "a", "--yes") == (1, f"1 message done\n{held}")
 
 
 @pytest.mark.slow

@@ -262,7 +262,8 @@ def test_who_may_look_changes_nothing_and_opens_nothing(settled: EmbeddedBroker,
         fields = {"queue": "orders", "connection": "1", "xid": "7_YQ==_YQ==", "user": "viewer"}
         assert "may not manage" in onlooker.post(f"/b/main/change/{operation}", fields, status=403)
 
-    page = onlooker.post("/b/main/change/purge", {"queue": "orders", "once": "x" * 16})
+    fields = {"queue": "orders", "once": "x" * 16, "total": "1", "until": "ffffffff"}
+    page = onlooker.post("/b/main/change/purge", fields)
     assert "may not manage" in page
     assert "Not finished" in page
     for path in ("user/password", "user/permissions", "queue/new"):
@@ -370,7 +371,7 @@ class OtherHands:
 def job_at(broker: OtherHands, total: int, **more: Any) -> Job:
     """A job that retries dead letters there."""
     link: Any = broker
-    return Job("1", link, "retry", Selection("orders.dead"), {}, "retry", total, **more)
+    return Job("1", link, "retry", Selection("orders.dead", until="ffff"), {}, "retry", total, **more)
 
 
 def test_what_somebody_else_works_with_ends_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,10 +495,12 @@ def test_a_form_is_for_what_it_has_shown_and_serves_once(filled: EmbeddedBroker,
         assert "4 messages done of 4" in operator.post("/b/main/change/copy", {**told, "to": "parcels"})
     assert depths(filled)["parcels"] == 5
     assert "look at what it would do first" in operator.post("/b/main/change/purge", {"queue": "orders"}, status=409)
-    told = fields_of(operator.get("/b/main/change/purge?queue=invoices"))
+    shown = fields_of(operator.get("/b/main/change/purge?queue=invoices"))
     post(url(filled), "invoices", Message("later"), Message("still later"))
 
-    assert "4 messages done of 4" in operator.post("/b/main/change/purge", told)
+    without = {name: value for name, value in shown.items() if name != "total"}
+    assert "look at what it would do first" in operator.post("/b/main/change/purge", without, status=409)
+    assert "4 messages done of 4" in operator.post("/b/main/change/purge", shown)
     assert depths(filled)["invoices"] == 2
     assert operator.latest is not None
     path = operator.latest.url.path
@@ -506,6 +509,30 @@ def test_a_form_is_for_what_it_has_shown_and_serves_once(filled: EmbeddedBroker,
     operator.sign_in("viewer")
     assert "no such change of yours" in operator.get(path, status=404)
     operator.post(f"{path}/stop", status=404)
+
+
+@pytest.mark.parametrize(("operation", "later"), [("purge", 5), ("move", 5), ("retry", 5), ("copy", 5), ("purge", 0)])
+def test_what_came_after_the_preview_of_a_queue_stays(
+    filled: EmbeddedBroker, operator: Visitor, monkeypatch: pytest.MonkeyPatch, operation: str, later: int
+) -> None:
+    """Others have taken some of those that it has counted, and the page says so, whether more came or not."""
+    monkeypatch.setattr("xabridge.console.change_job.CHUNK", 3)
+    traffic = Traffic(url(filled))
+    traffic.post("letters.dead", *map(Message, range(10)))
+    traffic.post("letters", Message("there before"))
+    shown = fields_of(operator.get(f"/b/main/change/{operation}?queue=letters.dead"))
+    traffic.reject("letters.dead", 2)
+    if later:
+        traffic.post("letters.dead", *map(Message, range(later)))
+    traffic.close()
+
+    operator.post(f"/b/main/change/{operation}", {**shown, "to": "letters"})
+    said = text_of(operator.outcome())
+    assert "10 messages of letters.dead" in said
+    assert "8 messages done of 10" in said
+    assert "2 messages not there any more" in said
+    assert depths(filled)["letters.dead"] == (8 + later if operation == "copy" else later)
+    assert depths(filled)["letters"] == (1 if operation == "purge" else 9)
 
 
 def test_a_request_whose_answer_is_lost_is_not_repeated(

@@ -19,7 +19,7 @@ from xa import Code
 from xa.printable import escaped
 from xabridge.cli.output import asks_for_yes, write_json
 from xabridge.exit_codes import Exit
-from xabridge.operations.broker_changes import KINDS, of_group, of_messages
+from xabridge.operations.broker_changes import HELD, KINDS, of_group, of_messages
 from xabridge.text import age, several
 
 if TYPE_CHECKING:
@@ -36,8 +36,11 @@ def change_messages(management: ManagementClient, arguments: Namespace) -> Exit:
     target = {"to": arguments.to} if "to" in arguments else {}
     if arguments.group is not None:
         return _change_group(management, arguments, target)
-    found = _chosen(management, arguments.queue, set(ids), arguments.most)
-    missing = len(set(ids)) - sum(found.values()) if ids else 0
+    if not ids:
+        return _change_queue(management, arguments, target)
+    messages = management.pages("messages", key="position", queue=arguments.queue)
+    found = Counter(one["state"] for one in messages if one["id"] in ids)
+    missing = len(set(ids)) - sum(found.values())
     what = of_messages(operation, arguments.queue, found, missing=missing, **target)
     if not may(arguments, what, asks=KINDS[operation].loses):
         if arguments.dry_run:
@@ -46,6 +49,47 @@ def change_messages(management: ManagementClient, arguments: Namespace) -> Exit:
 
     answer = management.ask(operation, queue=arguments.queue, ids=",".join(ids), most=arguments.most, **target)
     return _done(arguments, answer)
+
+
+def _change_queue(management: ManagementClient, arguments: Namespace, target: Mapping[str, str]) -> Exit:
+    """The same of a queue: of the messages that it has now, and none that comes later."""
+    operation, queue, most = arguments.action, arguments.queue, arguments.most
+    found = _queue(management, queue)
+    there, held = int(found["depth"]), 0 if operation == "copy" else int(found["held"])
+    shown = min(there - held, most or there)
+    what = of_messages(operation, queue, {"available": shown, "held": 0 if most else held}, **target)
+    if not may(arguments, what, asks=KINDS[operation].loses):
+        return Exit.DONE if arguments.dry_run else Exit.REFUSED
+    done, left = _change_shown(management, arguments, shown, there, until=found["until"], **target)
+
+    if held and done == shown and not (most and shown):  # nothing has looked at those that were held
+        held = min(held, int(_queue(management, queue)["held"]))
+        left = {HELD: held} if held else {}
+    return _done(arguments, {"done": done, "left": left})
+
+
+def _queue(management: ManagementClient, name: str) -> Mapping[str, Any]:
+    for found in management.ask("queues", queue=name):
+        return dict(found)
+    raise RefusedError(Refusal(Condition.NOT_FOUND, f"there is no queue {name!r}", Code.XAER_NOTA))
+
+
+def _change_shown(
+    management: ManagementClient, arguments: Namespace, shown: int, there: int, **wanted: str
+) -> tuple[int, dict[str, int]]:
+    """Changes as many messages as were shown, of the ones that were `there` then: how many were done, and why others
+    were not."""
+    if not shown:  # 0 would be any number
+        return 0, {}
+    answer = management.ask(arguments.action, queue=arguments.queue, most=shown, **wanted)
+    done, left = int(answer["done"]), dict(answer["left"])
+    if done == shown:
+        return done, {}
+
+    missing = min(shown - done, there - done - sum(left.values()))
+    if missing > 0:
+        left["not in the queue any more"] = missing
+    return done, left
 
 
 def _change_group(management: ManagementClient, arguments: Namespace, target: Mapping[str, str]) -> Exit:
@@ -58,12 +102,15 @@ def _change_group(management: ManagementClient, arguments: Namespace, target: Ma
             f"there are no dead letters of the group {arguments.group} in {queue}: `dead {queue}` shows the groups"
         )
         raise RefusedError(Refusal(Condition.NOT_FOUND, message, Code.XAER_NOTA))
-    what = of_group(operation, group, **target)
+
+    there = int(group["letters"])
+    shown = min(arguments.most or there, there)
+    what = of_group(operation, {**group, "letters": shown}, **target)
     if not may(arguments, what, asks=KINDS[operation].loses):
         return Exit.DONE if arguments.dry_run else Exit.REFUSED
-    most = min(arguments.most or group["letters"], group["letters"])
-    answer = management.ask(operation, queue=queue, group=group["id"], until=group["until"], most=int(most), **target)
-    return _done(arguments, answer)
+    about = {"group": group["id"], "until": group["until"], **target}
+    done, left = _change_shown(management, arguments, shown, there, **about)
+    return _done(arguments, {"done": done, "left": left})
 
 
 def _done(arguments: Namespace, answer: Mapping[str, Any]) -> Exit:
@@ -75,18 +122,6 @@ def _done(arguments: Namespace, answer: Mapping[str, Any]) -> Exit:
         for why, count in left.items():
             print(f"{count} left: {escaped(why)}")
     return Exit.FAILED if left else Exit.DONE
-
-
-def _chosen(management: ManagementClient, queue: str, ids: set[str], most: int) -> Counter[str]:
-    """How many of the messages that are chosen are available, and how many are held."""
-    if not ids:
-        found = next((one for one in management.pages("queues", key="name") if one["name"] == queue), None)
-        if found is None:
-            raise RefusedError(Refusal(Condition.NOT_FOUND, f"there is no queue {queue!r}", Code.XAER_NOTA))
-        free = found["depth"] - found["held"]
-        return Counter(available=min(free, most) if most else free, held=0 if most else found["held"])
-    messages = management.pages("messages", key="position", queue=queue)
-    return Counter(one["state"] for one in messages if one["id"] in ids)
 
 
 # -- everything else

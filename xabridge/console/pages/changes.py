@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.exceptions import HTTPException
@@ -75,19 +76,26 @@ async def preview(_console: Console, request: Request, session: Session) -> Page
     return PageView("preview.html", context)
 
 
-async def _preview(link: BrokerLink, kind: Kind, fields: Mapping[str, str]) -> tuple[list[str], int, str]:
-    """The sentences, how many messages it is about, and the position of the last one, where they are a group."""
+async def _preview(
+    link: BrokerLink, kind: Kind, fields: Mapping[str, str], shown: int | None = None
+) -> tuple[list[str], int, str]:
+    """The sentences, how many messages it is about, and the position of the last one, where they are a group or all.
+    `shown`: how many an earlier preview has counted, and so how many are meant."""
     if kind.of_messages:
         selection, to = _selection(fields), fields.get("to", "")
         if selection.group:
             group = await group_of(link, selection)
-            said = broker_changes.of_group(kind.operation, group, to=to)
-            return [said], int(group["letters"]), group["until"]
-        found = await count(link, selection)
+            total = int(group["letters"]) if shown is None else shown
+            said = broker_changes.of_group(kind.operation, {**group, "letters": total}, to=to)
+            return [said], total, group["until"]
+
+        found, until = await count(link, selection)
         missing = len(selection.ids) - sum(found.values()) if selection.ids else 0
-        total = found["available"] + (found["held"] if kind.operation == "copy" else 0)
+        total = found.total() if kind.operation == "copy" else found["available"]
+        if shown is not None:
+            total, found = shown, Counter(available=shown)
         said = broker_changes.of_messages(kind.operation, selection.queue, found, to=to, missing=missing)
-        return [said], total, ""
+        return [said], total, until
     if "queue" in kind.about:
         return broker_changes.of_queue(kind.operation, await link.queue(fields.get("queue", ""))), 1, ""
     return broker_changes.of_others(kind.operation, fields.get(kind.about[0], "")), 1, ""
@@ -137,12 +145,11 @@ async def _begun(console: Console, session: Session, link: BrokerLink, kind: Kin
     if "to" in kind.asks and not to:
         raise RequestRefused("nothing was done: choose the queue that they come to")
 
-    if "group" in fields and not _POSITION.fullmatch(fields.get("until", "")):
-        raise RequestRefused("nothing was done: look at what it would do first")
-    sentences, total, _ = await _preview(link, kind, fields)
     shown = fields.get("total", "")
-    if shown.isascii() and shown.isdecimal():
-        total = min(total, int(shown[:18]))  # not what came since the preview
+    is_bounded = bool(_selection(fields).ids) or _POSITION.fullmatch(fields.get("until", ""))
+    if not is_bounded or not shown.isascii() or not shown.isdecimal():
+        raise RequestRefused("nothing was done: look at what it would do first")
+    sentences, total, _ = await _preview(link, kind, fields, int(shown[:18]))  # not what came since the preview
     if number in session.jobs:
         return session.jobs[number]
 
