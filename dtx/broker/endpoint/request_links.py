@@ -107,6 +107,12 @@ class ManagementLink(RequestLink):
             self.respond(request, encode_reply(value) if isinstance(value, Refusal) else encode(value))
 
         try:
-            carry_out(self.container, self.connection, request, answer)
+            carry_out(
+                self.container,
+                self.connection,
+                request,
+                answer,
+                lambda: request.reply_to in self.connection.nodes.queues,
+            )
         except (RefusedError, WireError) as error:
             answer(refusal_of(error))

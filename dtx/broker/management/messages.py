@@ -247,6 +247,7 @@ def _transfer(
         asked_for=asked_for(request),
         is_meant=_filter(request, queue),
         most=request.number("most", 0),
+        is_awaited=request.is_awaited,
     ).go_on()
 
 
@@ -281,6 +282,8 @@ class _Copy:
 
     def go_on(self) -> None:
         """The next message."""
+        if not self._question.is_awaited():
+            self._left.clear()
         looked_at = 0
         full = len(self._copies) >= COPIED_AT_ONCE or self._octets >= COPIED_OCTETS
         while self._left and not full:

@@ -86,8 +86,15 @@ OPERATIONS: Final[dict[str, Operation]] = {
 }
 
 
-def carry_out(container: Container, connection: ServedConnection, request: Request, answer: Answer) -> None:
-    """Carries a request of this connection out; `answer` is called with the response. RefusedError, WireError: the
+def carry_out(
+    container: Container,
+    connection: ServedConnection,
+    request: Request,
+    answer: Answer,
+    is_awaited: Callable[[], bool],
+) -> None:
+    """Carries a request of this connection out; `answer` is called with the response. What goes on in steps ends with
+    the step in which `is_awaited` says that there is no one for it any more. RefusedError, WireError: the
     request is refused, and nothing was done; the audit log says so."""
     identity, permissions = connection.identity, container.permissions
     actor = Actor(str(identity), connection.peer)
@@ -103,7 +110,7 @@ def carry_out(container: Container, connection: ServedConnection, request: Reque
         raise WireError(Condition.NOT_IMPLEMENTED, f"operation is one of {', '.join(sorted(OPERATIONS))}")
 
     try:
-        asked = ManagementRequest(container, identity, arguments, connection.peer)
+        asked = ManagementRequest(container, identity, arguments, connection.peer, is_awaited)
         actor = asked.actor
         if not permissions.may_manage(identity, found.needs):
             raise _unauthorized(identity, found.needs)

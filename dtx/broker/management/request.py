@@ -27,11 +27,15 @@ MAX_PAGE: Final = 1000
 
 
 class ManagementRequest:
-    """Who asks what. WireError for an argument that is missing, or of another type."""
+    """Who asks what. `is_awaited`: whether there is still somebody for the response. WireError for an argument that is
+    missing, or of another type."""
 
-    def __init__(self, container: Container, identity: Identity, arguments: Map, address: str) -> None:
+    def __init__(
+        self, container: Container, identity: Identity, arguments: Map, address: str, is_awaited: Callable[[], bool]
+    ) -> None:
         self.container = container
         self.identity = identity
+        self.is_awaited = is_awaited
         self._arguments = arguments
         self.actor = Actor(str(identity), address, self._browser())
 

@@ -41,7 +41,8 @@ class Transfer:
     """One transfer. `target` says where a message goes, None: nowhere; it raises TransferRefused for one that stays.
     `anew`: it counts as never delivered. `asked_for` is how many were named by their ids, if they were. `answer` is
     called with how many went, and why others did not. Of `messages` only those are meant of which `is_meant` says
-    so when their turn comes, and at most `most` of them go. What another transfer has taken meanwhile is not left."""
+    so when their turn comes, and at most `most` of them go. What another transfer has taken meanwhile is not left.
+    It ends where `is_awaited` says that the one who asked is gone: what is done stays done."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Transfer:
         asked_for: int = 0,
         is_meant: Callable[[Entry], bool] = lambda _: True,
         most: int = 0,
+        is_awaited: Callable[[], bool],
     ) -> None:
         self._container = container
         self._resource = container.resource
@@ -75,6 +77,7 @@ class Transfer:
 
         self._is_meant = is_meant
         self._most = most
+        self._is_awaited = is_awaited
         self._entry = 0
         self._done = 0
         self._unmoved: dict[str, int] = {}
@@ -82,7 +85,9 @@ class Transfer:
         """Those that were held when their turn came."""
 
     def go_on(self) -> None:
-        """One step."""
+        """One step; the last one, if the one who has asked is gone."""
+        if not self._is_awaited():
+            self._left.clear()
         batch = Batch()
         effects: list[MessageMove] = []
         looked_at = 0

@@ -4,6 +4,7 @@ touched, and the audit log says who did what."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -349,6 +350,34 @@ def test_a_queue_has_its_messages_by_their_positions(world: World, peer: Peer) -
     positions = [int(one["position"], 16) for one in manage(peer, operation="messages", queue="to")]
     assert positions == sorted(positions)
     assert len(positions) == 10
+
+
+@pytest.mark.parametrize("operation", ["purge", "move", "retry", "copy"])
+def test_a_transfer_ends_when_its_requester_is_gone(
+    world: World, peer: Peer, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """In whole steps; what was done is in the audit log."""
+    monkeypatch.setattr(transfers, "STEP", 2)
+    monkeypatch.setattr(managed_messages, "COPIED_AT_ONCE", 2)
+    bodies = list(range(50))
+    peer.fill("q", *bodies)
+    peer.fill("to")
+    operator, written = world.connect(), world.container.audit.write
+    connections = world.container.connections
+    operator_number = max(connections)
+
+    def gone(*entry: Any, **more: Any) -> int:
+        connections[operator_number].close(None)
+        return written(*entry, **more)
+
+    monkeypatch.setattr(world.container.audit, "write", gone)
+    with suppress(AssertionError):  # no answer comes
+        manage(operator, operation=operation, queue="q", to="to")
+    (entry,) = manage(peer, operation="audit", what=operation)
+    assert entry["about"]["messages"] == 2
+    found = contents(world.crash(), "q", "to")
+    assert found["q"] == (bodies if operation == "copy" else bodies[2:])
+    assert found["to"] == ([] if operation == "purge" else bodies[:2])
 
 
 def test_what_another_transfer_has_in_hand_is_not_held(

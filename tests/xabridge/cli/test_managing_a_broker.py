@@ -16,6 +16,7 @@ import pytest
 from dtx.broker.access.credentials import set_password
 from dtx.broker.access.permissions import EVERYTHING, Permissions
 from rm_amqp import Message
+from rm_amqp.management import ManagementClient
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.cli.field import Typed
 from tests.xabridge.traffic import Traffic, post
@@ -220,6 +221,31 @@ def test_what_comes_after_the_question_stays(
     copied = words[0] == "copy"
     assert depths(shell)["a.dead"] == (13 if copied else 5)
     assert depths(shell)["a"] == (1 if words[0] == "purge" else 9)
+
+
+@pytest.mark.parametrize("words", [("purge", "a.dead"), ("copy", "a.dead", "a")])
+def test_what_is_done_goes_in_portions_and_can_be_interrupted(
+    traffic: Traffic, shell: Shell, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(changes, "CHUNK", 3)
+    monkeypatch.setattr(changes, "COPIED", 3)
+    traffic.post("a.dead", *letters(*range(10)))
+    shell.lines("create", "a")
+    really, asked = ManagementClient.ask, [0]
+
+    def interrupted(self: ManagementClient, operation: str, **more: Any) -> Any:
+        asked[0] += operation == words[0]
+        if asked[0] == 3:
+            raise KeyboardInterrupt
+        return really(self, operation, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ManagementClient, "ask", interrupted)
+        assert shell.run(*words, "--yes") == (130, "")
+    assert "6 messages done" in shell.error
+    copied = words[0] == "copy"
+    assert depths(shell) == {"a": 6 if copied else 0, "a.dead": 10 if copied else 4}
+    assert shell.lines(*words, "--yes") == [f"{10 if copied else 4} messages done"]
 
 
 def test_a_question_says_what_is_done(traffic: Traffic, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,13 @@ import getpass
 import json
 import sys
 from collections import Counter
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.access.credentials import CredentialsError, user_name, verifier_beside, verifier_of
 from dtx.protocol.conditions import Refusal, RefusedError
-from xa import Code
+from xa import Code, XaError
 from xa.printable import escaped
 from xabridge.cli.output import asks_for_yes, write_json
 from xabridge.exit_codes import Exit
@@ -24,9 +25,14 @@ from xabridge.text import age, several
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from rm_amqp.management import ManagementClient
+
+
+CHUNK: Final = 10_000
+COPIED: Final = 500
+"""Messages of one request: the broker answers in time, and ends with those that are under way if no one waits."""
 
 
 def change_messages(management: ManagementClient, arguments: Namespace) -> Exit:
@@ -57,7 +63,7 @@ def _change_queue(management: ManagementClient, arguments: Namespace, target: Ma
     found = _queue(management, queue)
     there, held = int(found["depth"]), 0 if operation == "copy" else int(found["held"])
     shown = min(there - held, most or there)
-    what = of_messages(operation, queue, {"available": shown, "held": 0 if most else held}, **target)
+    what = of_messages(operation, queue, {"available": shown, "held": 0 if most else held}, to=target.get("to", ""))
     if not may(arguments, what, asks=KINDS[operation].loses):
         return Exit.DONE if arguments.dry_run else Exit.REFUSED
     done, left = _change_shown(management, arguments, shown, there, until=found["until"], **target)
@@ -77,19 +83,53 @@ def _queue(management: ManagementClient, name: str) -> Mapping[str, Any]:
 def _change_shown(
     management: ManagementClient, arguments: Namespace, shown: int, there: int, **wanted: str
 ) -> tuple[int, dict[str, int]]:
-    """Changes as many messages as were shown, of the ones that were `there` then: how many were done, and why others
-    were not."""
-    if not shown:  # 0 would be any number
-        return 0, {}
-    answer = management.ask(arguments.action, queue=arguments.queue, most=shown, **wanted)
-    done, left = int(answer["done"]), dict(answer["left"])
+    """Changes as many messages as were shown, of the ones that were `there` then, some at a time: how many were done,
+    and why others were not. Whatever ends it, stderr says how far it was."""
+    done, left = 0, Counter[str]()
+    portions: Iterable[dict[str, str]] = repeat({})
+    if arguments.action == "copy":
+        portions = _portions(management, arguments.queue, **wanted)
+
+    try:
+        for portion in portions:
+            if done == shown:
+                return done, {}
+            most = min(CHUNK, shown - done)
+            answer = management.ask(arguments.action, queue=arguments.queue, most=most, **wanted, **portion)
+            done += answer["done"]
+            if not portion:
+                left.clear()
+            left.update(answer["left"])
+            if not portion and answer["done"] < most:
+                break
+    except (KeyboardInterrupt, RefusedError, XaError) as why:
+        said = f"{several(done, 'message')} done"
+        if not isinstance(why, RefusedError):
+            said += "; the broker ends with those that are under way: `xabridge broker audit` says how many there were"
+        sys.stderr.write(f"xabridge broker {arguments.action}: {said}\n")
+        raise
+
     if done == shown:
         return done, {}
-
     missing = min(shown - done, there - done - sum(left.values()))
-    if missing > 0:
-        left["not in the queue any more"] = missing
-    return done, left
+    return done, {**left, **({"not in the queue any more": missing} if missing > 0 else {})}
+
+
+def _portions(
+    management: ManagementClient, queue: str, *, until: str, group: str = "", **_: str
+) -> Iterator[dict[str, str]]:
+    """The ids of the messages that are to be copied, some at a time, because the next request would find them again."""
+    ids: list[str] = []
+    for one in management.pages("messages", key="position", queue=queue):
+        if int(one["position"], 16) > int(until, 16):
+            break
+        if not group or one["dead-letter-group"] == group:
+            ids.append(one["id"])
+        if len(ids) == COPIED:
+            yield {"ids": ",".join(ids)}
+            ids = []
+    if ids:
+        yield {"ids": ",".join(ids)}
 
 
 def _change_group(management: ManagementClient, arguments: Namespace, target: Mapping[str, str]) -> Exit:
