@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SALT_OCTETS: Final = 16
 DECOY_OCTETS: Final = 32
+MOST_KEPT_MS: Final = 30 * 24 * 3600 * 1000
+"""How long an old password is valid at most."""
 
 
 class CredentialsError(Exception):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.sasl.scram import ScramError, Verifier
 from dtx.amqp.values import Ulong
 from dtx.broker.access.accounts import RULE, USER
-from dtx.broker.access.credentials import CredentialsError, OldPassword, user_name
+from dtx.broker.access.credentials import MOST_KEPT_MS, CredentialsError, OldPassword, user_name
 from dtx.broker.access.permissions import Management, Permissions, PermissionsError, rule_of_json, section_of
 from dtx.broker.management.changes import change
 from dtx.protocol.conditions import Refusal, refused
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from dtx.broker.access.credentials import Credentials
     from dtx.broker.access.permissions import Rule
     from dtx.broker.management.request import Answer, ManagementRequest
-
-MOST_KEPT_MS: Final = 30 * 24 * 3600 * 1000
-"""How long an old password is valid at most."""
 
 
 def users(request: ManagementRequest) -> list[Value]:

@@ -403,10 +403,17 @@ def test_a_password_is_rotated_while_everything_runs(
         opened[0].post("orders", Message("a"))
         opened[0].prepare(XID, "orders", "invoices")
 
+        for time_kept in ("0s", "31d"):
+            for how in ((), ("--dry-run",)):
+                assert shell.run("set-password", "shop", "--keep-old", time_kept, *how) == (2, "")
+        would = shell.lines("set-password", "shop", "--keep-old", "30d", "--dry-run")
+        assert would == ["would set the password of shop; the old one is valid for another 30 d"]
         monkeypatch.setattr("sys.stdin", io.StringIO("second\n"))
         assert shell.lines("set-password", "shop", "--keep-old", "24h") == [
             "done: set the password of shop; the old one is valid for another 24 h"
         ]
+        assert shell.run("set-password", "shop", "--keep-old", "24h", "--dry-run") == (5, "")
+        assert "shop has two passwords already" in shell.error
         assert any("old password is valid for another 2" in line for line in shell.lines("users"))
         opened += [Traffic(shop.format(word)) for word in ("first", "second")]
         entries = shell.value("audit", "--who", "shop", "--what", "sign-in")
@@ -423,6 +430,7 @@ def test_a_password_is_rotated_while_everything_runs(
         opened[2].post("orders", Message("b"))
         assert shell.run("set-password", "shop", "--revoke-now", "--yes") == (5, "")
         assert "shop has one password" in shell.error
+        assert shell.run("set-password", "bob", "--keep-old", "1h", "--dry-run") == (5, "")
         assert shell.run("set-password", "bob", "--keep-old", "1h") == (5, "")
         assert "there is no user 'bob'" in shell.error
     finally:

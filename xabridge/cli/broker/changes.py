@@ -14,7 +14,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.conditions import Condition
-from dtx.broker.access.credentials import CredentialsError, user_name, verifier_beside, verifier_of
+from dtx.broker.access.credentials import MOST_KEPT_MS, CredentialsError, user_name, verifier_beside, verifier_of
 from dtx.protocol.conditions import Refusal, RefusedError
 from xa import Code, XaError
 from xa.printable import escaped
@@ -213,7 +213,12 @@ def set_password(management: ManagementClient, arguments: Namespace) -> Exit:
     what = f"set the password of {arguments.user}"
     if kept_s is not None:
         what += f"; the old one is valid for another {age(kept_s)}"
+    if kept_s is not None and not 0 < kept_s * 1000 <= MOST_KEPT_MS:
+        sys.stderr.write("xabridge broker set-password: --keep-old is more than 0 s and at most 30 d\n")
+        return Exit.USAGE
     if arguments.dry_run:
+        if kept_s is not None:
+            _check_has_one_password(management, arguments.user)
         may(arguments, what, asks=False)
         return Exit.DONE
 
@@ -230,6 +235,15 @@ def set_password(management: ManagementClient, arguments: Namespace) -> Exit:
         sys.stderr.write(f"xabridge broker set-password: {error}\n")
         return Exit.USAGE
     return change(management, arguments, "set-user", what, user=name, verifier=str(verifier), **more)
+
+
+def _check_has_one_password(management: ManagementClient, user: str) -> None:
+    """RefusedError: the broker would not keep the present password beside a new one, as it says itself."""
+    management.ask("user-salt", user=user)
+    found = next(one for one in management.pages("users", key="name") if one["name"] == user)
+    if found["old-password-left-ms"] is not None:
+        message = f"{user} has two passwords already: end the old one first (set-password --revoke-now)"
+        raise RefusedError(Refusal(Condition.ILLEGAL_STATE, message, Code.XAER_PROTO))
 
 
 def _typed_password(user: str) -> str:
