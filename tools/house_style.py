@@ -27,7 +27,7 @@ WORDS: Final = {
     "rm_db": 0,
     "rm_delta": 0,
     "rm_openwire": 0,
-    "tests": 2144,
+    "tests": 2142,
     "tm": 2,
     "tools": 6,
     "xa": 0,
