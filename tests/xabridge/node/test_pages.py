@@ -146,6 +146,25 @@ def test_of_two_operators_one_does_it(field: Field, running: Running) -> None:
     assert lost["why"].startswith("nothing was done")
 
 
+def test_tokens_are_rotated_with_a_branch_in_doubt(field: Field, running: Running) -> None:
+    """By a restart, at which the branch is recovered; from then on only the new tokens are good for anything."""
+    manager, asker = running()
+    undecided(field)
+    assert [view["decision"] for view in asker.in_doubt()["survey"]["transactions"]] == ["none"]
+    manager.close()
+
+    looks, acts = "another token that looks", "another token that acts"
+    _, asker = running(http_token=looks, http_act_token=acts)
+    asked = {"doing": "recover", "name": "", "on": [], "gone": []}
+    for token in (TOKEN, ACT_TOKEN, looks):
+        assert asker.send("/node/preview", asked, token=token)[0] in {401, 403}
+    assert asker.send("/node/in-doubt", token=TOKEN)[0] == 401
+    assert asker.send("/node/preview", asked, token=acts)[0] == 200
+    status, told = asker.send("/node/in-doubt", token=looks)
+    assert (status, told["survey"]["transactions"]) == (200, [])
+    assert [field.stores[name].data for name in ("broker", "shop")] == [{}, {}]
+
+
 def test_a_pass_is_made_now(field: Field, running: Running) -> None:
     _, asker = running()
     undecided(field)
