@@ -25,6 +25,7 @@ def test_many_schedules(part: int) -> None:
             raise AssertionError(f"XABRIDGE_SEED={seed}: {error}") from error
 
 
+@pytest.mark.pure  # replaces functions of ours
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_found(name: str) -> None:
     with MUTANTS[name](), pytest.raises((AssertionError, StoreError)):
