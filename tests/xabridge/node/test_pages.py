@@ -160,8 +160,8 @@ def test_tokens_are_rotated_with_a_branch_in_doubt(field: Field, running: Runnin
         assert asker.send("/node/preview", asked, token=token)[0] in {401, 403}
     assert asker.send("/node/in-doubt", token=TOKEN)[0] == 401
     assert asker.send("/node/preview", asked, token=acts)[0] == 200
-    status, told = asker.send("/node/in-doubt", token=looks)
-    assert (status, told["survey"]["transactions"]) == (200, [])
+    status, answer = asker.send("/node/in-doubt", token=looks)
+    assert (status, answer["survey"]["transactions"]) == (200, [])
     assert [field.stores[name].data for name in ("broker", "shop")] == [{}, {}]
 
 
