@@ -490,7 +490,7 @@ def test_a_file_of_something_else_is_not_a_damaged_store(tmp_path: Path) -> None
 
 def roots(path: Path) -> dict[str, int]:
     """Table → the number of its first page, from 0."""
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection:  # or its files go when it is collected
         rows = connection.execute("SELECT name, rootpage FROM sqlite_master WHERE type = 'table'").fetchall()
     return {name: page - 1 for name, page in rows}
 
@@ -509,10 +509,10 @@ def test_the_table_is_named(octets: bytes, tmp_path: Path, table: str) -> None:
 def test_a_store_that_can_not_be_opened_is_let_go(octets: bytes, tmp_path: Path) -> None:
     """The process can open it when it is repaired."""
     url = put(tmp_path / "store.db", octets)
-    with sqlite3.connect(tmp_path / "store.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
         connection.execute("UPDATE dtx_branch SET outcome = 99")
     assert "a row of the store is damaged" in started(url)
-    with sqlite3.connect(tmp_path / "store.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
         connection.execute("UPDATE dtx_branch SET outcome = NULL")
     assert started(url) == ""
 
