@@ -27,7 +27,7 @@ from dtx.broker.telemetry import readiness
 from dtx.broker.telemetry.figures import BrokerFigures, FigureReader
 from dtx.broker.telemetry.metrics import METRICS, STATE
 from dtx.protocol.commands import Start
-from dtx.store.contract import Step, StoreAway
+from dtx.store.contract import Step, StoreAway, StoreFull
 from dtx.store.sql import SqlStore
 from tests.dtx.broker.peer import Coordinator, Peer, World, queue_told
 from tests.dtx.broker.sockets import on_a_broker, serving, until
@@ -248,7 +248,7 @@ async def held_at(broker: Broker) -> dict[str, int]:
 @on_a_broker(config=HTTP)
 async def test_a_full_store_is_a_condition(broker: Broker) -> None:
     assert await held_at(broker) == {}
-    sql_store(broker)._open.writer._is_short = True
+    sql_store(broker)._open.writer._refused(1, 1 << 60, StoreFull("no disk has room for it"))
     assert await held_at(broker) == {STORE_FULL.name: 1}
 
 
